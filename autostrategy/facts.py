@@ -31,10 +31,14 @@ class DeviceProcess:
 class Device:
     """One accelerator as its driver reports it, before a framework touches it.
 
-    `index` counts in PCI bus order and ignores CUDA_VISIBLE_DEVICES;
-    `visible_index` is the position that CUDA_VISIBLE_DEVICES (or the lack of
-    it) gives the device in this process, None when it is hidden. A field that
-    the driver will not tell is None.
+    `index` is unique among devices of one `kind`. It counts cards in PCI bus
+    order and ignores CUDA_VISIBLE_DEVICES; MIG instances are counted on after
+    the last card and name theirs by `parent_index`. `visible_index` is the
+    position that CUDA_VISIBLE_DEVICES (or the lack of it) gives the device in
+    this process, None when it is hidden. `cores` is how many devices
+    TensorFlow makes of it: 2 for a TPU v2 or v3 chip, else 1. `processes` are
+    other processes, none where the driver cannot tell. A field that the driver
+    will not tell is None.
     """
 
     kind: Literal["gpu", "tpu"]
@@ -47,7 +51,11 @@ class Device:
     memory_free_bytes: int | None = None
     compute_capability: str | None = None
     mig: Literal["off", "parent", "instance"] = "off"
+    parent_index: int | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
     unified_memory: bool = False
+    cores: int = 1
     utilization_percent: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
@@ -59,7 +67,8 @@ class Device:
 class Link:
     """How two devices of one host reach each other; `first` < `second` are `Device.index`.
 
-    `kind` is the best path: "nvlink" (`nvlinks` of them), or the PCI ancestor
+    `kind` is the best path: "nvlink" (`nvlinks` of them, card to card),
+    "nvswitch" (`nvlinks` from each card into the switch), or the PCI ancestor
     that they share, from near ("pcie_switch") to far ("system").
     """
 
@@ -164,6 +173,23 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TpuSlice:
+    """The TPU this process may ask for, and the hosts that share it.
+
+    `address` is what `TPUClusterResolver(tpu=...)` takes: "local" for chips of
+    this host, "grpc://host:port[,...]", or the bare name of a Cloud TPU node,
+    which nothing here has verified. `hosts` are in the order of their worker
+    numbers, empty when the environment does not name them.
+    """
+
+    address: str
+    accelerator_type: str | None = None
+    topology: str | None = None
+    hosts: tuple[str, ...] = ()
+    host_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that planning may depend on.
 
@@ -174,6 +200,7 @@ class Facts:
 
     host: Host
     cluster: Cluster | None = None
+    tpu: TpuSlice | None = None
     visible_devices: str | None = None
     notes: tuple[str, ...] = ()
 
