@@ -62,3 +62,192 @@ class Scaling:
     warmup_steps: int = 0
     steps_per_epoch: int | None = None
     notes: tuple[str, ...] = ()
+
+
+def scale(
+    *,
+    replicas: int,
+    batch_size: int | None = None,
+    batch_scaling: str = "auto",
+    learning_rate: float | None = None,
+    optimizer: str | None = None,
+    warmup_steps: int | None = None,
+    steps_per_epoch: int | None = None,
+    epochs: int | None = None,
+    rows: int | None = None,
+) -> Scaling:
+    """Batch and learning rate for `replicas`, from what was written for one device.
+
+    The batch grows at most to `rows`, so that an epoch keeps a step, and the
+    learning rate follows the batch, not the replicas. The default warm-up is
+    five epochs [1], at most a tenth of a run whose `epochs` are known.
+
+    Args:
+        replicas: model copies whose gradients are added in one step.
+        batch_size: rows of one step on one device; None keeps the data's batches.
+        batch_scaling: "linear", "sqrt", "off", or "auto" to go by `optimizer`.
+        learning_rate: of one device; None when only the trainer knows it.
+        optimizer: Keras class name, in any case.
+        warmup_steps: steps of the scaled run; None for the default.
+        steps_per_epoch: at `batch_size`.
+        epochs: of the run.
+        rows: examples in one epoch.
+
+    Raises:
+        PlanError: `batch_scaling` is no rule, or a rule has no batch to scale.
+    """
+    if batch_scaling not in BATCH_SCALINGS:
+        raise PlanError(
+            f"batch_scaling must be one of {', '.join(map(repr, BATCH_SCALINGS))}. "
+            f"Received: {batch_scaling!r}. Use 'off' to keep batch and learning rate as written."
+        )
+    if batch_size is None and batch_scaling in ("linear", "sqrt"):
+        raise PlanError(
+            f"batch_scaling={batch_scaling!r} must know the batch that it scales. "
+            "Received: batch_size=None. Pass batch_size=, or batch_scaling='off'."
+        )
+    notes = []
+    rule = batch_scaling if batch_scaling != "auto" else _rule_for(optimizer)
+    growth = replicas
+    if rule == "off" or replicas == 1 or batch_size is None:
+        if batch_size is None and replicas > 1:
+            notes.append(
+                f"no batch_size was given: the batches of the data are kept and each is "
+                f"shared by {replicas} replicas"
+            )
+        rule, growth = "off", 1
+    elif rows is not None and batch_size * replicas > rows:
+        growth = max(1, rows // batch_size)
+        notes.append(
+            f"the {rows} rows of an epoch hold fewer than {replicas} batches of {batch_size}: "
+            f"the batch grows {growth} times instead of {replicas}, and the rate with it"
+        )
+    if rule != "off" and batch_scaling == "auto":
+        notes.append(_why_rule(rule, optimizer))
+    factor = {"off": 1.0, "linear": float(growth), "sqrt": math.sqrt(growth)}[rule]
+    if factor != 1.0 and learning_rate is None:
+        notes.append(f"the optimizer's learning rate is multiplied by {factor:g} when training")
+    global_batch_size = None if batch_size is None else batch_size * growth
+    if global_batch_size is not None and global_batch_size % replicas:
+        notes.append(_uneven(global_batch_size, replicas))
+    scaled_steps = _steps_per_epoch(steps_per_epoch, batch_size, global_batch_size, rows)
+    if warmup_steps is None:
+        warmup_steps = 0 if factor == 1.0 else _default_warmup(scaled_steps, epochs)
+        if factor != 1.0 and scaled_steps is None:
+            notes.append(
+                "no warm-up: the steps of an epoch are unknown; pass warmup_steps= to have one"
+            )
+    return Scaling(
+        rule=rule,  # type: ignore[arg-type]  # one of BATCH_SCALINGS, and not "auto"
+        global_batch_size=global_batch_size,
+        per_replica_batch_size=(
+            None if global_batch_size is None else math.ceil(global_batch_size / replicas)
+        ),
+        learning_rate=None if learning_rate is None else learning_rate * factor,
+        base_learning_rate=learning_rate,
+        learning_rate_factor=factor,
+        warmup_steps=warmup_steps,
+        steps_per_epoch=scaled_steps,
+        notes=tuple(notes),
+    )
+
+
+def learning_rate_factor_at(step: int, scaling: Scaling) -> float:
+    """What the base rate is multiplied by at `step`, counted from 0 over the whole run.
+
+    It rises linearly from 1 at step 0 to the factor at `warmup_steps`, and
+    stays. A schedule object is scaled with this factor too.
+    """
+    if step >= scaling.warmup_steps:
+        return scaling.learning_rate_factor
+    return 1.0 + (scaling.learning_rate_factor - 1.0) * step / scaling.warmup_steps
+
+
+def learning_rate_at(step: int, scaling: Scaling) -> float:
+    """The learning rate at `step`, counted from 0 over the whole run.
+
+    Raises:
+        PlanError: the base rate is unknown to the plan.
+    """
+    if scaling.base_learning_rate is None:
+        raise PlanError(
+            "learning_rate_at must know the base learning rate. Received: a plan made without one. "
+            "Plan with learning_rate=, or multiply by learning_rate_factor_at."
+        )
+    return scaling.base_learning_rate * learning_rate_factor_at(step, scaling)
+
+
+def block(scaling: Scaling, *, replicas: int) -> str:
+    """What is done to batch and learning rate, as the lines printed before training."""
+    lines = [f"global batch      {_batch_text(scaling, replicas)}"]
+    if scaling.per_replica_batch_size is not None:
+        most = "at most " if (scaling.global_batch_size or 0) % replicas else ""
+        lines.append(f"per replica       {most}{scaling.per_replica_batch_size}")
+    lines.append(f"learning rate     {_rate_text(scaling)}")
+    warmup = f"{scaling.warmup_steps} steps" if scaling.warmup_steps else "none"
+    lines.append(f"warm-up           {warmup}")
+    if scaling.steps_per_epoch is not None:
+        lines.append(f"steps per epoch   {scaling.steps_per_epoch}")
+    return "\n".join([*lines, *(f"note              {note}" for note in scaling.notes)])
+
+
+def _batch_text(scaling: Scaling, replicas: int) -> str:
+    if scaling.global_batch_size is None:
+        return "as the data comes"
+    return f"{scaling.global_batch_size} rows over {replicas} replica{'s' * (replicas != 1)}"
+
+
+def _rate_text(scaling: Scaling) -> str:
+    if scaling.rule == "off":
+        unscaled = scaling.base_learning_rate
+        return "the optimizer's own" if unscaled is None else f"{unscaled:g}, not scaled"
+    product = f"x {scaling.learning_rate_factor:g} ({scaling.rule})"
+    if scaling.learning_rate is None:
+        return f"the optimizer's own {product}"
+    return f"{scaling.learning_rate:g} = {scaling.base_learning_rate:g} {product}"
+
+
+def _rule_for(optimizer: str | None) -> str:
+    return "linear" if (optimizer or "").lower() in _LINEAR_OPTIMIZERS else "sqrt"
+
+
+def _why_rule(rule: str, optimizer: str | None) -> str:
+    if optimizer is None:
+        # `keras.Model.compile` takes rmsprop when it is given no optimizer.
+        return "square root rule, since no optimizer was named and Keras's default is Adam-like"
+    if rule == "linear":
+        return f"linear rule, since {optimizer} is SGD-like (arXiv:1706.02677)"
+    return (
+        f"square root rule, since {optimizer} is not SGD-like (arXiv:2205.10782); "
+        "its betas and epsilon are left as they are"
+    )
+
+
+def _uneven(global_batch_size: int, replicas: int) -> str:
+    share, more = divmod(global_batch_size, replicas)
+    return (
+        f"the {global_batch_size} rows of a step are no multiple of {replicas} replicas: "
+        f"{more} get {share + 1}, the others {share}; the result is the same"
+    )
+
+
+def _steps_per_epoch(
+    steps_per_epoch: int | None,
+    batch_size: int | None,
+    global_batch_size: int | None,
+    rows: int | None,
+) -> int | None:
+    if batch_size is None or global_batch_size is None:
+        return steps_per_epoch
+    if steps_per_epoch is not None:
+        return math.ceil(steps_per_epoch * batch_size / global_batch_size)
+    return None if rows is None else math.ceil(rows / global_batch_size)
+
+
+def _default_warmup(steps_per_epoch: int | None, epochs: int | None) -> int:
+    if steps_per_epoch is None:
+        return 0
+    warmup_epochs = (
+        _WARMUP_EPOCHS if epochs is None else min(_WARMUP_EPOCHS, _WARMUP_SHARE * epochs)
+    )
+    return math.ceil(warmup_epochs * steps_per_epoch)
