@@ -1,0 +1,46 @@
+"""The one file that touches private parts of TensorFlow.
+
+Tested with TensorFlow 2.20 and 2.21; tests/test_tensorflow_internals.py fails
+loudly when one of these parts changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tensorflow.python.eager import context as eager_context
+
+
+def is_initialized() -> bool:
+    """Whether TensorFlow has fixed its devices: any tensor, variable or dataset does that."""
+    return eager_context.context()._context_handle is not None
+
+
+@contextlib.contextmanager
+def late_collectives() -> Iterator[None]:
+    """Let a multi-worker strategy start although TensorFlow is already in use.
+
+    `Context.configure_collective_ops` refuses once the context exists, while
+    `Context.enable_collective_ops` copes with one and re-reads the devices
+    (tensorflow/python/eager/context.py, TODO b/129298253). What was made
+    before lives on a device that has lost its name: variables and datasets
+    must be taken out first and put back afterwards. The block may go when
+    TensorFlow closes that TODO.
+    """
+    context = eager_context.context()
+    handle = context._context_handle
+    enable = context.enable_collective_ops
+
+    def enable_with_context(server_def: Any) -> None:
+        context._context_handle = handle
+        enable(server_def)
+
+    context._context_handle = None
+    context.enable_collective_ops = enable_with_context
+    try:
+        yield
+    finally:
+        context._context_handle = handle
+        del context.enable_collective_ops
