@@ -125,8 +125,6 @@ def scale(
     if rule != "off" and batch_scaling == "auto":
         notes.append(_why_rule(rule, optimizer))
     factor = {"off": 1.0, "linear": float(growth), "sqrt": math.sqrt(growth)}[rule]
-    if factor != 1.0 and learning_rate is None:
-        notes.append(f"the optimizer's learning rate is multiplied by {factor:g} when training")
     global_batch_size = None if batch_size is None else batch_size * growth
     if global_batch_size is not None and global_batch_size % replicas:
         notes.append(_uneven(global_batch_size, replicas))
@@ -179,16 +177,16 @@ def learning_rate_at(step: int, scaling: Scaling) -> float:
 
 def block(scaling: Scaling, *, replicas: int) -> str:
     """What is done to batch and learning rate, as the lines printed before training."""
-    lines = [f"global batch      {_batch_text(scaling, replicas)}"]
+    lines = [f"global batch            {_batch_text(scaling, replicas)}"]
     if scaling.per_replica_batch_size is not None:
         most = "at most " if (scaling.global_batch_size or 0) % replicas else ""
-        lines.append(f"per replica       {most}{scaling.per_replica_batch_size}")
-    lines.append(f"learning rate     {_rate_text(scaling)}")
+        lines.append(f"per replica             {most}{scaling.per_replica_batch_size}")
+    lines.append(f"learning rate           {_rate_text(scaling)}")
     warmup = f"{scaling.warmup_steps} steps" if scaling.warmup_steps else "none"
-    lines.append(f"warm-up           {warmup}")
+    lines.append(f"warm-up                 {warmup}")
     if scaling.steps_per_epoch is not None:
-        lines.append(f"steps per epoch   {scaling.steps_per_epoch}")
-    return "\n".join([*lines, *(f"note              {note}" for note in scaling.notes)])
+        lines.append(f"steps per epoch         {scaling.steps_per_epoch}")
+    return "\n".join([*lines, *(f"note                    {note}" for note in scaling.notes)])
 
 
 def _batch_text(scaling: Scaling, replicas: int) -> str:

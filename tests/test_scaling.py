@@ -194,22 +194,22 @@ def test_the_block_says_everything_that_was_done():
     )
 
     assert block(scaling, replicas=4) == (
-        "global batch      128 rows over 4 replicas\n"
-        "per replica       32\n"
-        "learning rate     0.04 = 0.01 x 4 (linear)\n"
-        "warm-up           8 steps\n"
-        "steps per epoch   4\n"
-        "note              linear rule, since SGD is SGD-like (arXiv:1706.02677)"
+        "global batch            128 rows over 4 replicas\n"
+        "per replica             32\n"
+        "learning rate           0.04 = 0.01 x 4 (linear)\n"
+        "warm-up                 8 steps\n"
+        "steps per epoch         4\n"
+        "note                    linear rule, since SGD is SGD-like (arXiv:1706.02677)"
     )
 
 
 @pytest.mark.parametrize(
     ("wishes", "line"),
     [
-        ({"learning_rate": 0.1, "batch_scaling": "off"}, "learning rate     0.1, not scaled"),
-        ({"batch_scaling": "off"}, "learning rate     the optimizer's own"),
-        ({"batch_scaling": "linear"}, "learning rate     the optimizer's own x 2 (linear)"),
-        ({"batch_scaling": "off"}, "global batch      16 rows over 2 replicas"),
+        ({"learning_rate": 0.1, "batch_scaling": "off"}, "learning rate           0.1, not scaled"),
+        ({"batch_scaling": "off"}, "learning rate           the optimizer's own"),
+        ({"batch_scaling": "linear"}, "learning rate           the optimizer's own x 2 (linear)"),
+        ({"batch_scaling": "off"}, "global batch            16 rows over 2 replicas"),
     ],
 )
 def test_the_block_says_what_is_left_alone(wishes, line):
