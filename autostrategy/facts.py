@@ -74,7 +74,9 @@ class Link:
 
     first: int
     second: int
-    kind: Literal["nvlink", "nvswitch", "same_board", "pcie_switch", "host_bridge", "numa", "system"]
+    kind: Literal[
+        "nvlink", "nvswitch", "same_board", "pcie_switch", "host_bridge", "numa", "system"
+    ]
     nvlinks: int = 0
     peer_access: bool | None = None
 
