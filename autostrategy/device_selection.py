@@ -156,7 +156,7 @@ def _left_out(gpus: dict[str, Device]) -> dict[str, str]:
     for test in (_busy, _tiny, _unlike):
         rest = {name: device for name, device in gpus.items() if name not in left_out}
         found = test(rest)
-        if len(found) == len(rest):
+        if found and len(found) == len(rest):
             # All are busy: the one with the most free memory still beats the CPU.
             freest = max(rest, key=lambda name: rest[name].memory_free_bytes or 0)
             found = {name: why for name, why in found.items() if name != freest}

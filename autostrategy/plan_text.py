@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
-from autostrategy import scaling
+from autostrategy import facts_text, plain_table, scaling
 from autostrategy.facts import Cluster
 
 if TYPE_CHECKING:
     from autostrategy.planner import Plan
-
-_WIDTH = 100
-_COLUMN = 24
 
 
 def explain(plan: Plan) -> str:
@@ -24,27 +20,31 @@ def explain(plan: Plan) -> str:
     one_device              not: would use only one of GPU:0, GPU:1
     ...
     """
-    lines = [f"{plan.kind.value} on {', '.join(plan.devices)}", ""]
-    for reason in plan.reasons:
-        text = reason.text if reason.chosen else f"not: {reason.text}"
-        lines += _row(reason.kind.value, text)
-    if plan.cluster:
-        lines += ["", *_row("cluster", cluster(plan.cluster))]
-    lines += ["", scaling.block(plan.scaling, replicas=plan.replicas)]
-    if plan.warnings or plan.notes:
-        lines.append("")
-    for warning in plan.warnings:
-        lines += _row("warning", warning)
-    for note in plan.notes:
-        lines += _row("note", note)
-    return "\n".join(lines)
+    reasons = plain_table.table(
+        (reason.kind.value, reason.text if reason.chosen else f"not: {reason.text}")
+        for reason in plan.reasons
+    )
+    return "\n\n".join([heading(plan), reasons, details(plan)])
 
 
-def cluster(cluster: Cluster) -> str:
-    """'TF_CONFIG: worker 1, chief=False; worker h0:2222 h1:2222'."""
-    jobs = "; ".join(f"{job.name} {' '.join(job.addresses)}" for job in cluster.jobs)
-    task = f"{cluster.task_type} {cluster.task_index}"
-    return f"{cluster.source}: this is {task}, chief={cluster.is_chief}; {jobs}"
+def heading(plan: Plan) -> str:
+    """'mirrored on GPU:0, GPU:1'."""
+    return f"{plan.kind.value} on {', '.join(plan.devices)}"
+
+
+def details(plan: Plan) -> str:
+    """What a plan says beside its reasons: cluster, batch, warnings, notes."""
+    parts = [
+        plain_table.table([("cluster", facts_text.cluster(plan.cluster))] if plan.cluster else []),
+        scaling.block(plan.scaling, replicas=plan.replicas),
+        plain_table.table(
+            [
+                *(("warning", text) for text in plan.warnings),
+                *(("note", text) for text in plan.notes),
+            ]
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def jobs(cluster: Cluster) -> str:
@@ -78,15 +78,3 @@ def digest(plan: Plan) -> dict[str, str]:
         "steps_per_epoch": str(plan.scaling.steps_per_epoch),
     }
     return dict(sorted(fields.items()))
-
-
-def _row(name: str, text: str) -> list[str]:
-    indent = " " * _COLUMN
-    return textwrap.wrap(
-        text,
-        width=_WIDTH,
-        initial_indent=name.ljust(_COLUMN),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

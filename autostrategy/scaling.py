@@ -28,6 +28,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from autostrategy import plain_table
 from autostrategy.errors import PlanError
 
 BATCH_SCALINGS = ("auto", "linear", "sqrt", "off")
@@ -177,16 +178,15 @@ def learning_rate_at(step: int, scaling: Scaling) -> float:
 
 def block(scaling: Scaling, *, replicas: int) -> str:
     """What is done to batch and learning rate, as the lines printed before training."""
-    lines = [f"global batch            {_batch_text(scaling, replicas)}"]
+    rows = [("global batch", _batch_text(scaling, replicas))]
     if scaling.per_replica_batch_size is not None:
         most = "at most " if (scaling.global_batch_size or 0) % replicas else ""
-        lines.append(f"per replica             {most}{scaling.per_replica_batch_size}")
-    lines.append(f"learning rate           {_rate_text(scaling)}")
-    warmup = f"{scaling.warmup_steps} steps" if scaling.warmup_steps else "none"
-    lines.append(f"warm-up                 {warmup}")
+        rows.append(("per replica", f"{most}{scaling.per_replica_batch_size}"))
+    rows.append(("learning rate", _rate_text(scaling)))
+    rows.append(("warm-up", f"{scaling.warmup_steps} steps" if scaling.warmup_steps else "none"))
     if scaling.steps_per_epoch is not None:
-        lines.append(f"steps per epoch         {scaling.steps_per_epoch}")
-    return "\n".join([*lines, *(f"note                    {note}" for note in scaling.notes)])
+        rows.append(("steps per epoch", str(scaling.steps_per_epoch)))
+    return plain_table.table([*rows, *(("note", note) for note in scaling.notes)])
 
 
 def _batch_text(scaling: Scaling, replicas: int) -> str:

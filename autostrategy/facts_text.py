@@ -1,0 +1,63 @@
+"""Facts in brief: one row for the host, one for each device, the cluster, the notes."""
+
+from __future__ import annotations
+
+from autostrategy import device_selection, plain_table
+from autostrategy.facts import Cluster, Device, Facts
+
+
+def describe(facts: Facts) -> str:
+    """Facts as the few lines that a person wants to see before a plan."""
+    return plain_table.table(rows(facts))
+
+
+def rows(facts: Facts) -> list[tuple[str, str]]:
+    """What was found, by name: ("host", ...), ("GPU:0", ...), ("cluster", ...)."""
+    host = facts.host
+    found = [
+        ("host", f"{host.name} ({host.platform})"),
+        ("cores", f"{host.usable_cores:g} usable of {host.logical_cores}"),
+        ("memory", f"{_gib(host.memory_available_bytes)} free of {_gib(host.memory_bytes)}"),
+    ]
+    if host.driver_version:
+        found.append(
+            ("driver", f"{host.driver_version}, CUDA up to {host.cuda_driver_version or 'unknown'}")
+        )
+    names = {id(device): name for name, device in device_selection.by_name(facts).items()}
+    for device in host.devices:
+        found.append(
+            (names.get(id(device), f"{device.kind} {device.index}, unused"), _text(device))
+        )
+    if not host.devices:
+        found.append(("GPU, TPU", "none found"))
+    if facts.visible_devices is not None:
+        found.append(("CUDA_VISIBLE_DEVICES", repr(facts.visible_devices)))
+    found.append(("cluster", cluster(facts.cluster) if facts.cluster else "none"))
+    return [*found, *(("note", note) for note in facts.notes)]
+
+
+def cluster(cluster: Cluster) -> str:
+    """'TF_CONFIG: this is worker 1, chief=False; worker h0:2222 h1:2222'."""
+    jobs = "; ".join(f"{job.name} {' '.join(job.addresses)}" for job in cluster.jobs)
+    task = f"{cluster.task_type} {cluster.task_index}"
+    return f"{cluster.source}: this is {task}, chief={cluster.is_chief}; {jobs}"
+
+
+def _text(device: Device) -> str:
+    parts = [device.name]
+    if device.memory_bytes is not None:
+        free = device.memory_free_bytes
+        parts.append(
+            (f"{_gib(free)} free of " if free is not None else "") + _gib(device.memory_bytes)
+        )
+    if device.compute_capability:
+        parts.append(f"compute capability {device.compute_capability}")
+    if device.mig != "off":
+        parts.append(f"MIG {device.mig}")
+    if device.processes:
+        parts.append(f"{len(device.processes)} processes")
+    return ", ".join(parts)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

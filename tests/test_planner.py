@@ -1,0 +1,573 @@
+"""A plan is a function of facts and wishes, and says why not for every other kind."""
+
+import dataclasses
+import itertools
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autostrategy.errors import PlanError
+from autostrategy.facts import Cluster, Device, DeviceProcess, Facts, Host, Job
+from autostrategy.planner import RULES, Plan, StrategyKind, Workload, plan
+
+GIB = 2**30
+
+
+def gpu(index, **fields):
+    fields = {"visible_index": index, "memory_bytes": 80 * GIB, "name": "H100"} | fields
+    return Device(kind="gpu", index=index, **fields)
+
+
+def tpu(index):
+    return Device(kind="tpu", index=index, name="TPU v5e", visible_index=index)
+
+
+def facts(*devices, cluster=None, platform="linux", **fields):
+    return Facts(
+        host=Host(
+            name="host",
+            platform=platform,
+            logical_cores=8,
+            usable_cores=8.0,
+            memory_bytes=32 * GIB,
+            memory_available_bytes=16 * GIB,
+            devices=devices,
+        ),
+        cluster=cluster,
+        **fields,
+    )
+
+
+def cluster(task_type="worker", task_index=0, source="TF_CONFIG", **jobs):
+    return Cluster(
+        source=source,
+        jobs=tuple(Job(name=name, addresses=tuple(where.split())) for name, where in jobs.items()),
+        task_type=task_type,
+        task_index=task_index,
+    )
+
+
+TWO_WORKERS = {"worker": "h1:2222 h2:2222"}
+SERVERS = {"chief": "c:1", "worker": "w0:1 w1:1", "ps": "p:1"}
+
+
+def reason(chosen_plan, kind):
+    return next(each.text for each in chosen_plan.reasons if each.kind.value == kind)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "words"),
+    [
+        (facts(), "one_device", "CPU:0"),
+        (facts(gpu(0)), "one_device", "GPU:0"),
+        (facts(gpu(0), gpu(1)), "mirrored", "GPU:0, GPU:1"),
+        (facts(gpu(0), gpu(1), platform="windows"), "mirrored", "not NCCL"),
+        (
+            facts(gpu(0, visible_index=None), gpu(1, visible_index=None), visible_devices=""),
+            "one_device",
+            "CUDA_VISIBLE_DEVICES='' hides 2",
+        ),
+        (
+            facts(gpu(0, visible_index=None), gpu(1, visible_index=0), visible_devices="1"),
+            "one_device",
+            "CUDA_VISIBLE_DEVICES='1' hides 1",
+        ),
+        (facts(notes=("libcuda.so.1 was not found",)), "one_device", "libcuda.so.1"),
+        (facts(gpu(0), cluster=cluster(**TWO_WORKERS)), "multi_worker_mirrored", "chief=True"),
+        (
+            facts(gpu(0), cluster=cluster(task_index=1, **TWO_WORKERS)),
+            "multi_worker_mirrored",
+            "worker 1, chief=False; worker h1:2222 h2:2222",
+        ),
+        (
+            facts(cluster=cluster(task_type="chief", chief="m:1", worker="w:1")),
+            "multi_worker_mirrored",
+            "chief=True",
+        ),
+        (facts(gpu(0), gpu(1), cluster=cluster(worker="h1:1")), "mirrored", "found 1, which is"),
+        (facts(cluster=cluster(worker="h1:1")), "one_device", "single machine"),
+        (facts(cluster=cluster(task_type="chief", **SERVERS)), "parameter_server", "coordinator"),
+        (facts(cluster=cluster(task_type="worker", **SERVERS)), "parameter_server", "the worker"),
+        (facts(cluster=cluster(task_type="ps", **SERVERS)), "parameter_server", "is the ps"),
+        (
+            facts(cluster=cluster(task_type="evaluator", chief="c:1", worker="w:1")),
+            "one_device",
+            "evaluator: not in cluster",
+        ),
+        (
+            facts(gpu(0), gpu(1), cluster=cluster(task_type="evaluator", **SERVERS)),
+            "mirrored",
+            "evaluator: not in cluster",
+        ),
+        (
+            facts(cluster=cluster(source="Slurm", task_index=1, worker="n01:1 n02:1")),
+            "multi_worker_mirrored",
+            "Slurm: this is worker 1, chief=False; worker n01:1 n02:1",
+        ),
+        (facts(), "one_device", "needs TPU devices; found none"),
+        (facts(tpu(0), tpu(1)), "tpu", "a replica on each of TPU:0, TPU:1"),
+        (facts(tpu(0), cluster=cluster(**TWO_WORKERS)), "tpu", "2 workers that step together"),
+    ],
+)
+def test_facts_choose_a_kind_and_the_text_says_why(found, kind, words):
+    chosen = plan(found)
+
+    assert chosen.kind.value == kind
+    assert words in " ".join(chosen.explain().split())
+    assert str(chosen) == chosen.explain()
+
+
+def test_each_kind_has_one_reason_and_the_chosen_is_first():
+    chosen = plan(facts(gpu(0), gpu(1)))
+
+    assert {each.kind for each in chosen.reasons} == set(StrategyKind)
+    assert len(chosen.reasons) == len(StrategyKind) == len(RULES)
+    assert [each.chosen for each in chosen.reasons] == [True] + [False] * 5
+    assert chosen.reasons[0].kind is chosen.kind
+    assert all(each.text for each in chosen.reasons)
+
+
+def test_two_gpus_share_the_grown_batch():
+    chosen = plan(facts(gpu(0), gpu(1)), batch_size=256, optimizer="SGD", learning_rate=0.1)
+
+    assert chosen.devices == ("GPU:0", "GPU:1")
+    assert (chosen.replicas, chosen.workers, chosen.virtual_cpus) == (2, 1, 0)
+    assert chosen.global_batch == 512
+    assert chosen.scaling.learning_rate == pytest.approx(0.2)
+
+
+def test_replicas_of_a_cluster_count_over_all_workers():
+    found = facts(gpu(0), gpu(1), cluster=cluster(worker="a:1 b:1 c:1"))
+
+    chosen = plan(found, batch_size=8, batch_scaling="linear")
+
+    assert (chosen.replicas, chosen.workers) == (6, 3)
+    assert chosen.devices == ("GPU:0", "GPU:1")
+    assert chosen.global_batch == 48
+    assert any("assumed to use as many devices" in text for text in chosen.warnings)
+
+
+def test_parameter_servers_scale_nothing_since_an_update_has_the_rows_of_one_worker():
+    found = facts(gpu(0), cluster=cluster(task_type="chief", **SERVERS))
+
+    chosen = plan(found, batch_size=32, learning_rate=0.1, batch_scaling="linear")
+
+    assert (chosen.replicas, chosen.workers) == (2, 2)
+    assert chosen.devices == ("CPU:0",)  # the coordinator does not compute
+    assert (chosen.global_batch, chosen.scaling.learning_rate) == (32, 0.1)
+    assert "each update uses the batch of one worker, so nothing is scaled" in chosen.warnings
+
+
+def test_a_workload_and_wishes_say_the_same():
+    found = facts(gpu(0), gpu(1))
+
+    assert plan(found, Workload(batch_size=8)) == plan(found, batch_size=8)
+    assert plan(found, Workload(batch_size=9), batch_size=8) == plan(found, batch_size=8)
+    assert plan(found, strategy=StrategyKind.MIRRORED) == plan(found, strategy="mirrored")
+    assert plan(found, devices=["gpu:0", "/device:GPU:1"]) == plan(found, devices=np.int64(2))
+
+
+# Which devices
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind", "names", "virtual_cpus"),
+    [
+        (1, "one_device", ("CPU:0",), 0),
+        (3, "mirrored", ("CPU:0", "CPU:1", "CPU:2"), 3),
+        (["CPU:0"], "one_device", ("CPU:0",), 0),
+        (["CPU:0", "CPU:1"], "mirrored", ("CPU:0", "CPU:1"), 2),
+        (["CPU:2", "CPU:0"], "mirrored", ("CPU:2", "CPU:0"), 3),
+    ],
+)
+def test_devices_of_a_cpu_are_virtual(devices, kind, names, virtual_cpus):
+    chosen = plan(facts(), devices=devices)
+
+    assert (chosen.kind.value, chosen.devices) == (kind, names)
+    assert chosen.virtual_cpus == virtual_cpus
+    assert any("a rehearsal" in text for text in chosen.warnings) == (len(names) > 1)
+
+
+def test_a_cpu_beside_gpus_is_used_when_it_is_named_and_slows_every_step():
+    chosen = plan(facts(gpu(0)), devices=["GPU:0", "CPU:0"])
+
+    assert (chosen.kind, chosen.devices) == (StrategyKind.MIRRORED, ("GPU:0", "CPU:0"))
+    assert any("waits for the slowest" in text for text in chosen.warnings)
+
+
+BUSY = {"memory_free_bytes": 20 * GIB, "processes": (DeviceProcess(pid=4321),)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "used", "words"),
+    [
+        (
+            (gpu(0), gpu(1, **BUSY), gpu(2)),
+            "GPU:0 GPU:2",
+            "GPU:1 is left out: other processes hold",
+        ),
+        ((gpu(0), gpu(1, **BUSY), gpu(2)), "GPU:0 GPU:2", "75% of its memory (process 4321)"),
+        (
+            (gpu(0), gpu(1, processes=(DeviceProcess(pid=7, memory_bytes=60 * GIB),))),
+            "GPU:0",
+            "GPU:1 is left out: other processes hold 75%",
+        ),
+        (
+            (gpu(0, utilization_percent=97), gpu(1)),
+            "GPU:1",
+            "GPU:0 is left out: it is in use, 97 %",
+        ),
+        (
+            (gpu(0, memory_bytes=2 * GIB), gpu(1), gpu(2)),
+            "GPU:1 GPU:2",
+            "GPU:0 is left out: its memory, 2 GiB, is less than half of the largest, 80 GiB",
+        ),
+        (
+            (gpu(0, name="T4"), gpu(1), gpu(2)),
+            "GPU:1 GPU:2",
+            "GPU:0 is left out: T4 is another model than H100, and a step waits for the slowest",
+        ),
+        ((gpu(0, name="T4", memory_bytes=48 * GIB), gpu(1)), "GPU:1", "T4 is another model"),
+        ((gpu(0, **BUSY), gpu(1, **BUSY | {"memory_free_bytes": GIB})), "GPU:0", "GPU:1 is left"),
+        ((gpu(0, **BUSY),), "GPU:0", "GPU:0 is used although other processes hold 75%"),
+    ],
+)
+def test_a_doubtful_gpu_is_left_out_by_name(devices, used, words):
+    chosen = plan(facts(*devices))
+
+    assert chosen.devices == tuple(used.split())
+    assert words in " ".join(chosen.warnings)
+
+
+def test_unified_memory_says_nothing_about_who_uses_the_gpu():
+    chosen = plan(facts(gpu(0), gpu(1, unified_memory=True, memory_free_bytes=GIB)))
+
+    assert chosen.devices == ("GPU:0", "GPU:1")
+
+
+def test_unknown_memory_leaves_no_gpu_out():
+    assert plan(facts(gpu(0, memory_bytes=None), gpu(1))).devices == ("GPU:0", "GPU:1")
+
+
+@pytest.mark.parametrize("devices", [2, ["GPU:0", "GPU:1"]])
+def test_a_wish_overrides_doubts_and_repeats_them(devices):
+    chosen = plan(facts(gpu(0), gpu(1, **BUSY)), devices=devices)
+
+    assert chosen.devices == ("GPU:0", "GPU:1")
+    assert "GPU:1 is used although other processes hold 75%" in chosen.warnings[0]
+
+
+def test_a_count_takes_the_gpus_without_doubts_first():
+    assert plan(facts(gpu(0, **BUSY), gpu(1), gpu(2)), devices=2).devices == ("GPU:1", "GPU:2")
+
+
+def test_one_device_takes_the_gpu_without_doubts():
+    chosen = plan(facts(gpu(0, **BUSY), gpu(1), gpu(2)), strategy="one_device")
+
+    assert chosen.devices == ("GPU:1",)
+    assert reason(chosen, "one_device").startswith("asked for with strategy='one_device'")
+
+
+def test_in_a_cluster_no_gpu_is_left_out_since_workers_must_choose_alike():
+    chosen = plan(facts(gpu(0), gpu(1, **BUSY), cluster=cluster(**TWO_WORKERS)))
+
+    assert chosen.devices == ("GPU:0", "GPU:1")
+    assert "GPU:1 is used although" in chosen.warnings[0]
+
+
+def test_gpus_are_named_by_their_visible_index():
+    found = facts(
+        gpu(0, visible_index=1), gpu(1, visible_index=None), gpu(2, visible_index=0), **{}
+    )
+
+    assert plan(found).devices == ("GPU:0", "GPU:1")
+
+
+def test_of_several_mig_instances_a_process_uses_one():
+    parent = gpu(0, mig="parent", visible_index=None)
+    chosen = plan(facts(parent, gpu(1, mig="instance"), gpu(2, mig="instance")))
+
+    assert (chosen.kind, chosen.devices) == (StrategyKind.ONE_DEVICE, ("GPU:1",))
+    assert "2 MIG instances, and a process can use one" in reason(chosen, "mirrored")
+
+
+def test_whole_gpus_are_used_before_mig_instances():
+    assert plan(facts(gpu(0, mig="instance"), gpu(1), gpu(2))).devices == ("GPU:1", "GPU:2")
+
+
+def test_workers_on_one_host_are_told_to_share_out_its_gpus():
+    found = facts(gpu(0), cluster=cluster(worker="h1:1 h1:2 h2:1"))
+
+    assert any("2 workers are on h1" in text for text in plan(found).warnings)
+    assert not any("workers are on" in text for text in plan(found, devices=["CPU:0"]).warnings)
+
+
+def test_a_model_that_cannot_fit_is_said():
+    chosen = plan(facts(gpu(0), gpu(1)), parameter_bytes=60 * GIB)
+
+    assert (
+        "GPU:0 has 80.0 GiB, but variables and gradients alone need 120.0 GiB on each device"
+        in chosen.warnings
+    )
+
+
+# Wishes
+
+
+@pytest.mark.parametrize(
+    ("found", "wishes", "kind"),
+    [
+        (facts(gpu(0), gpu(1)), {"strategy": "central_storage"}, "central_storage"),
+        (facts(), {"strategy": "central_storage", "devices": 2}, "central_storage"),
+        (facts(gpu(0)), {"strategy": "mirrored", "devices": 1}, "mirrored"),
+        (facts(gpu(0), gpu(1)), {"devices": ["GPU:1"]}, "one_device"),
+        (facts(gpu(0), gpu(1)), {"devices": ["CPU:0"]}, "one_device"),
+        (facts(tpu(0), tpu(1)), {"devices": ["CPU:0"]}, "one_device"),
+        (facts(tpu(0), tpu(1)), {"devices": 2}, "tpu"),
+        (
+            facts(gpu(0), cluster=cluster(**TWO_WORKERS)),
+            {"devices": ["CPU:0"]},
+            "multi_worker_mirrored",
+        ),
+    ],
+)
+def test_a_wish_that_can_be_met_is_met(found, wishes, kind):
+    assert plan(found, **wishes).kind.value == kind
+
+
+@pytest.mark.parametrize(
+    ("found", "wishes", "message"),
+    [
+        (facts(), {"strategy": "fast"}, r"must be one of 'auto', 'one_device'.*'fast'.*Use 'auto'"),
+        (
+            facts(),
+            {"strategy": "multi_worker_mirrored"},
+            r"needs a cluster of 2 or more workers; found no cluster\. Start each .*TF_CONFIG",
+        ),
+        (
+            facts(cluster=cluster(worker="h:1")),
+            {"strategy": "multi_worker_mirrored"},
+            r"found 1, which is a single machine",
+        ),
+        (
+            facts(cluster=cluster(task_type="chief", **SERVERS)),
+            {"strategy": "multi_worker_mirrored"},
+            r"the ps tasks are for workers that do not",
+        ),
+        (
+            facts(cluster=cluster(**TWO_WORKERS)),
+            {"strategy": "multi_worker_mirrored", "devices": 2},
+            r"uses only GPUs or only CPU:0 in each worker; asked for CPU:0, CPU:1",
+        ),
+        (
+            facts(tpu(0), cluster=cluster(**TWO_WORKERS)),
+            {"strategy": "multi_worker_mirrored"},
+            r"the TPU hosts of a pod are one TPUStrategy",
+        ),
+        (
+            facts(cluster=cluster(**TWO_WORKERS)),
+            {"strategy": "parameter_server"},
+            r"needs a cluster with chief, worker and ps tasks; found worker=2\. .*TF_CONFIG",
+        ),
+        (
+            facts(cluster=cluster(task_type="evaluator", **SERVERS)),
+            {"strategy": "parameter_server"},
+            r"this one is the evaluator",
+        ),
+        (
+            facts(cluster=cluster(task_type="evaluator", **TWO_WORKERS)),
+            {"strategy": "multi_worker_mirrored"},
+            r"this one is the evaluator",
+        ),
+        (facts(), {"strategy": "tpu"}, r"needs TPU devices; found none\. Start the program on"),
+        (
+            facts(tpu(0), cluster=cluster(task_type="chief", **SERVERS)),
+            {"strategy": "tpu"},
+            r"the ps tasks are for",
+        ),
+        (
+            facts(tpu(0), tpu(1)),
+            {"strategy": "tpu", "devices": 1},
+            r"uses all 2 TPU devices; asked for TPU:0",
+        ),
+        (facts(tpu(0), tpu(1)), {"strategy": "mirrored"}, r"cannot compute on TPU devices"),
+        (
+            facts(),
+            {"strategy": "mirrored"},
+            r"needs 2 or more GPUs on one host; found 0\. Rehearse .*devices=\['CPU:0', 'CPU:1'\]",
+        ),
+        (
+            facts(gpu(0), gpu(1, **BUSY)),
+            {"strategy": "mirrored"},
+            r"needs 2 or more devices; uses GPU:0 of GPU:0, GPU:1",
+        ),
+        *(
+            (
+                facts(cluster=cluster(**TWO_WORKERS)),
+                {"strategy": strategy},
+                r"would train a copy of its own in each task of the cluster \(worker=2\)",
+            )
+            for strategy in ("one_device", "mirrored", "central_storage")
+        ),
+        (
+            facts(gpu(0), gpu(1)),
+            {"strategy": "one_device", "devices": 2},
+            r"would use only one of GPU:0, GPU:1\. Name one GPU or CPU",
+        ),
+        (
+            facts(cluster=cluster(worker="w:1", ps="p:1")),
+            {},
+            r"A strategy must fit the facts and the wishes\. Received what none fits: "
+            r"parameter_server needs .*found worker=1 ps=1.*Change devices=",
+        ),
+        (
+            facts(gpu(0), gpu(1)),
+            {"devices": 3},
+            r"at most the 2 .*\(GPU:0, GPU:1\)\. Received: 3\. Use devices=2, or reh.*'CPU:2'",
+        ),
+        (
+            facts(gpu(0)),
+            {"devices": ["GPU:5"]},
+            r"must name devices of this host: GPU:0, CPU:0\. Received: 'GPU:5'\. Name some",
+        ),
+        (facts(), {"devices": ["fpga"]}, r"Received: 'fpga'"),
+        (
+            facts(gpu(0)),
+            {"devices": ["GPU:0", "gpu:0"]},
+            r"must name each device once\. Received: GPU:0 twice\. Use devices=\['GPU:0'\]",
+        ),
+        (facts(), {"devices": 0}, r"devices must be a whole number, at least 1\. Received: 0"),
+        (facts(), {"devices": True}, r"Received: True"),
+        *(
+            (facts(), {"devices": devices}, r"must be a count or a list of names\. .*Use for ex")
+            for devices in ("GPU:0", [], [0, 1], 2.0)
+        ),
+        *(
+            (
+                facts(),
+                {"batch_size": batch},
+                r"batch_size must be a whole number, at least 1.*Leave",
+            )
+            for batch in (0, -1, True, 32.0, "auto", float("nan"))
+        ),
+        (facts(), {"warmup_steps": -1}, r"warmup_steps must be a whole number, at least 0"),
+        *(
+            (facts(), {"learning_rate": rate}, r"learning_rate must be a finite number.*Leave it")
+            for rate in (-0.1, float("nan"), float("inf"), True, "fast")
+        ),
+        (facts(), {"batch_size": 8, "batch_scaling": "half"}, r"batch_scaling must be one of"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_with_the_way_out(found, wishes, message):
+    with pytest.raises(PlanError, match=message):
+        plan(found, **wishes)
+
+
+# A plan as a value
+
+
+def test_a_plan_survives_json():
+    for found in (facts(), facts(gpu(0), gpu(1)), facts(cluster=cluster(**TWO_WORKERS))):
+        chosen = plan(found, batch_size=32, learning_rate=0.1)
+
+        assert Plan.from_json(chosen.to_json()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "Plan must be JSON"), ("{}", "must have the field 'kind'")]
+)
+def test_text_that_is_no_plan_is_a_plan_error(text, message):
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(text)
+
+
+def test_all_workers_have_the_same_digest_and_it_names_no_host():
+    wishes = {"batch_size": 32, "learning_rate": 0.1}
+    first, second = (
+        plan(facts(gpu(0), cluster=cluster(task_index=index, **TWO_WORKERS)), **wishes)
+        for index in (0, 1)
+    )
+
+    assert first != second
+    assert first.digest == second.digest
+    assert list(first.digest) == sorted(first.digest)
+    assert not any("h1" in text for text in first.digest.values())
+
+
+@pytest.mark.parametrize(
+    ("devices", "wishes", "field"),
+    [
+        ((gpu(0), gpu(1)), {}, "devices_per_worker"),
+        ((), {}, "devices_per_worker"),
+        ((gpu(0),), {"batch_size": 64}, "global_batch_size"),
+        ((gpu(0),), {"learning_rate": 0.2}, "base_learning_rate"),
+        ((gpu(0),), {"batch_scaling": "off"}, "batch_scaling"),
+        ((gpu(0),), {"warmup_steps": 7}, "warmup_steps"),
+    ],
+)
+def test_the_digest_names_the_field_in_which_workers_differ(devices, wishes, field):
+    ours = {"batch_size": 32, "learning_rate": 0.1}
+    one = plan(facts(gpu(0), cluster=cluster(**TWO_WORKERS)), **ours).digest
+    other = plan(facts(*devices, cluster=cluster(**TWO_WORKERS)), **ours | wishes).digest
+
+    assert field in {name for name in one if one[name] != other[name]}
+
+
+def test_the_tasks_of_a_parameter_server_cluster_agree_though_their_devices_differ():
+    digests = [
+        plan(facts(*devices, cluster=cluster(task_type=task, **SERVERS))).digest
+        for task, devices in (("chief", ()), ("worker", (gpu(0),)), ("ps", (gpu(0), gpu(1))))
+    ]
+
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_planning_looks_at_nothing_but_its_arguments(monkeypatch):
+    """Neither the environment nor the network nor a file changes a plan."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the planner looked at this machine")
+
+    before = plan(facts(gpu(0), gpu(1)), batch_size=8)
+    monkeypatch.setenv("TF_CONFIG", "{")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(socket, "gethostname", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+
+    assert plan(facts(gpu(0), gpu(1)), batch_size=8) == before
+
+
+def test_every_combination_gives_a_plan_or_a_plan_error():
+    """A plan's numbers fit together, whatever the facts and the wishes."""
+    devices = [(), (gpu(0),), (gpu(0), gpu(1, **BUSY), gpu(2, name="T4")), (tpu(0), tpu(1))]
+    clusters = [
+        None,
+        cluster(worker="a:1"),
+        cluster(**TWO_WORKERS),
+        cluster(task_type="ps", **SERVERS),
+        cluster(task_type="evaluator", **SERVERS),
+    ]
+    strategies = ["auto", *(kind.value for kind in StrategyKind)]
+    wanted = [None, 1, 2, ("CPU:0",), ("GPU:0", "CPU:1")]
+    made = 0
+    for held, where, strategy, wish in itertools.product(devices, clusters, strategies, wanted):
+        try:
+            chosen = plan(facts(*held, cluster=where), strategy=strategy, devices=wish)
+        except PlanError:
+            continue
+        made += 1
+        assert strategy in ("auto", chosen.kind.value)
+        assert len(set(chosen.devices)) == len(chosen.devices) > 0
+        assert chosen.replicas % chosen.workers == 0
+        assert {each.kind for each in chosen.reasons} == set(StrategyKind)
+        assert Plan.from_json(chosen.to_json()) == chosen
+        json.dumps(chosen.digest)
+    assert made > 100
+
+
+def test_values_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan(facts()).replicas = 2
