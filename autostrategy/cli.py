@@ -225,12 +225,13 @@ def _run(command: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             f"SCRIPT must be a file. Received: {args.script!r}. "
             f"The working directory is {Path.cwd()}; -m runs a module."
         )
-    from autostrategy import script
+    from autostrategy import script, startup_noise
 
     if not args.verbose:
         # 2 hides information and warnings of TensorFlow's C++ code and keeps its
         # errors. It is read once, when TensorFlow is imported.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        startup_noise.silence_import()
     script.join_cluster()
     if args.module is not None:
         return script.run_module(args.module, args.arguments)
