@@ -36,6 +36,8 @@ def number(
     Raises:
         ProbeError: an entry is the beginning of more than one UUID.
     """
+    if not devices:
+        return (), ()
     notes: list[str] = []
     ordered = _in_cuda_order(devices, env, notes)
     value = env.get(VISIBLE_DEVICES)

@@ -111,7 +111,7 @@ def test_an_abbreviation_that_fits_two_gpus_is_refused():
 
 def test_no_gpu_is_no_note():
     assert visible((), None) == ([], "")
-    assert visible((), "") == ([], "")
+    assert visible((), "0,1") == ([], "")
 
 
 def test_pci_order_is_certain_and_not_noted():
