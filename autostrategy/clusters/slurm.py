@@ -46,9 +46,9 @@ _PORT = "AUTOSTRATEGY_PORT"
 _PSEUDO_STEPS = ("4294967293", "4294967292", "4294967291", "4294967290")
 
 # What mpirun sets and `srun --mpi=pmi2` or `--mpi=pmix` does not, with the
-# variable that has the number of ranks. The ranks of
-# mpirun inherit SLURM_PROCID from the daemon that started them, so several
-# share one: Slurm's variables must not answer there.
+# variable that has the number of ranks. The ranks of mpirun inherit
+# SLURM_PROCID from the daemon that started them, so several share one: Slurm's
+# variables must not answer there.
 _MPIRUN_RANKS = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",

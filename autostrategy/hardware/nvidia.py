@@ -96,9 +96,15 @@ def _read(nvml: Any, host: Host) -> NvidiaFindings:
         try:
             handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
         except failures(nvml) as error:
-            notes.append(
-                f"GPU {index} of {count} cannot be read ({error}). {_way_out(nvml, error)}"
-            )
+            if is_error(nvml, error, "NVML_ERROR_NO_PERMISSION"):
+                # A device cgroup, as Slurm and containers use: no fault to mend.
+                notes.append(
+                    f"GPU {index} of {count} is kept from this process's job or container."
+                )
+            else:
+                notes.append(
+                    f"GPU {index} of {count} cannot be read ({error}). {_way_out(nvml, error)}"
+                )
     cards = tuple(_card(nvml, index, handle, host, notes) for index, handle in handles.items())
     return NvidiaFindings(
         devices=(*cards, *_mig_instances(nvml, handles, cards, count, notes)),

@@ -100,6 +100,15 @@ def test_a_lost_card_is_noted_and_does_not_hide_the_others():
     assert nvml.shut_down
 
 
+def test_a_card_of_another_job_is_noted_as_no_fault():
+    nvml = FakeNvml(card(0), error("NVML_ERROR_NO_PERMISSION"))
+
+    found = nvidia.probe(HOST, nvml)
+
+    assert [device.index for device in found.devices] == [0]
+    assert found.notes == ("GPU 1 of 2 is kept from this process's job or container.",)
+
+
 def test_a_card_that_answers_nothing_is_still_there():
     found = nvidia.probe(HOST, FakeNvml({}, card(1)))
 
