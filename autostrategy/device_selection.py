@@ -70,14 +70,27 @@ def by_name(facts: Facts) -> dict[str, Device]:
     A process can use one MIG instance and no other GPU beside it
     (NVIDIA MIG user guide, "CUDA visible devices"), so whole GPUs win.
     """
-    devices = [device for device in facts.host.devices if device.kind == "tpu"]
-    names = {f"TPU:{index}": device for index, device in enumerate(devices)}
+    chips = [device for device in facts.host.devices if device.kind == "tpu"]
+    cores = [chip for chip in chips for _ in range(chip.cores)]
+    names = {f"TPU:{index}": chip for index, chip in enumerate(cores)}
     gpus = sorted(
         (device for device in facts.host.devices if _is_usable_gpu(device)),
         key=lambda device: device.visible_index or 0,
     )
     whole = [device for device in gpus if device.mig != "instance"]
     return names | {f"GPU:{device.visible_index}": device for device in whole or gpus[:1]}
+
+
+def named_tpu(facts: Facts) -> tuple[str, ...]:
+    """Cores of a TPU that the environment names and that is not in this host.
+
+    'v3-8' has 8 cores, as has a board when the type is unknown. The strategy
+    counts again, once it is connected.
+    """
+    if facts.tpu is None or any(device.kind == "tpu" for device in facts.host.devices):
+        return ()
+    match = re.fullmatch(r"v\d+\w*-(\d+)", facts.tpu.accelerator_type or "")
+    return tuple(f"TPU:{index}" for index in range(int(match[1]) if match else 8))
 
 
 def hidden_gpus(facts: Facts) -> tuple[Device, ...]:

@@ -23,13 +23,17 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
         found.append(
             ("driver", f"{host.driver_version}, CUDA up to {host.cuda_driver_version or 'unknown'}")
         )
-    names = {id(device): name for name, device in device_selection.by_name(facts).items()}
+    names = device_selection.by_name(facts)
     for device in host.devices:
-        found.append(
-            (names.get(id(device), f"{device.kind} {device.index}, unused"), _text(device))
-        )
+        # A TPU chip may have two cores, each of them a device for TensorFlow.
+        name = ", ".join(name for name, named in names.items() if named is device)
+        found.append((name or f"{device.kind} {device.index}, unused", _text(device)))
     if not host.devices:
         found.append(("GPU, TPU", "none found"))
+    if facts.tpu is not None:
+        found.append(
+            ("TPU", " ".join(filter(None, (facts.tpu.address, facts.tpu.accelerator_type))))
+        )
     if facts.visible_devices is not None:
         found.append(("CUDA_VISIBLE_DEVICES", repr(facts.visible_devices)))
     found.append(("cluster", cluster(facts.cluster) if facts.cluster else "none"))

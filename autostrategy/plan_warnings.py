@@ -25,6 +25,11 @@ def warnings(
             f"every worker is assumed to use as many devices as this one, {len(devices)}; "
             "workers compare before the first step"
         )
+    if kind is StrategyKind.TPU and facts.tpu and len(facts.tpu.hosts) > 1:
+        found.append(
+            f"this host has a part of a TPU slice of {len(facts.tpu.hosts)} hosts, and only the "
+            "cores of this host are counted; TensorFlow drives a slice from one process"
+        )
     if kind is StrategyKind.MIRRORED and facts.host.platform == "windows":
         found.append(
             "on Windows gradients are added by copies between devices, not NCCL, "

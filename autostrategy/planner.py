@@ -131,6 +131,9 @@ def plan(facts: Facts, workload: Workload | None = None, **wishes: Any) -> Plan:
 
 def _devices(facts: Facts, workload: Workload) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wish = workload.devices
+    named_tpu = device_selection.named_tpu(facts)
+    if wish is None and named_tpu and workload.strategy == StrategyKind.TPU.value:
+        return named_tpu, ()
     if wish is None and workload.strategy == StrategyKind.ONE_DEVICE.value:
         wish = 1
     return device_selection.choose(facts, wish, keep_all=_training_cluster(facts) is not None)
@@ -188,9 +191,13 @@ def _multi_worker_mirrored(facts: Facts, workload: Workload) -> str | None:
 
 def _tpu(facts: Facts, workload: Workload) -> str | None:
     cores = [name for name in device_selection.by_name(facts) if name.startswith("TPU")]
+    if not cores and facts.tpu and workload.strategy != StrategyKind.TPU.value:
+        return f"is used only when asked for, since {facts.tpu.address} is not in this host"
+    cores = cores or list(device_selection.named_tpu(facts))
     if not cores:
         return "needs TPU devices; found none"
-    if _training_cluster(facts) and facts.cluster and facts.cluster.addresses("ps"):
+    cluster = _training_cluster(facts)
+    if cluster and cluster.addresses("ps"):
         return "makes all cores step together; the ps tasks are for workers that do not"
     devices, _ = _devices(facts, workload)
     if set(devices) != set(cores):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from autostrategy.errors import PlanError
-from autostrategy.facts import Cluster, Device, DeviceProcess, Facts, Host, Job
+from autostrategy.facts import Cluster, Device, DeviceProcess, Facts, Host, Job, TpuSlice
 from autostrategy.planner import RULES, Plan, StrategyKind, Workload, plan
 
 GIB = 2**30
@@ -314,6 +315,27 @@ def test_a_model_that_cannot_fit_is_said():
     )
 
 
+def test_a_tpu_chip_with_two_cores_is_two_devices():
+    found = facts(dataclasses.replace(tpu(0), cores=2))
+
+    assert plan(found).devices == ("TPU:0", "TPU:1")
+
+
+@pytest.mark.parametrize(("accelerator_type", "cores"), [("v3-8", 8), ("v2-32", 32), (None, 8)])
+def test_a_tpu_that_is_only_named_is_used_only_when_asked_for(accelerator_type, cores):
+    found = facts(tpu=TpuSlice(address="grpc://10.0.0.2:8470", accelerator_type=accelerator_type))
+
+    assert plan(found).kind is StrategyKind.ONE_DEVICE
+    assert "grpc://10.0.0.2:8470 is not in this host" in reason(plan(found), "tpu")
+    assert plan(found, strategy="tpu").replicas == cores
+
+
+def test_a_part_of_a_tpu_slice_is_said():
+    found = facts(tpu(0), tpu=TpuSlice(address="local", hosts=("a", "b"), host_index=0))
+
+    assert any("TPU slice of 2 hosts" in text for text in plan(found).warnings)
+
+
 # Wishes
 
 
@@ -571,3 +593,22 @@ def test_every_combination_gives_a_plan_or_a_plan_error():
 def test_values_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan(facts()).replicas = 2
+
+
+# Plans of recorded machines, to be read in review. After an intended change:
+# AUTOSTRATEGY_WRITE_PLANS=1 pytest tests/test_planner.py, then look at the diff.
+
+RECORDED = sorted((Path(__file__).parent / "facts").glob("*.json"))
+
+
+@pytest.mark.skipif(not RECORDED, reason="no machine has been recorded")
+def test_recorded_machines_plan_as_before():
+    for path in RECORDED:
+        found = Facts.from_json(path.read_text())
+        golden = path.parent.parent / "plans" / f"{path.stem}.txt"
+        text = plan(found, batch_size=32, learning_rate=0.1, optimizer="SGD").explain() + "\n"
+        if os.environ.get("AUTOSTRATEGY_WRITE_PLANS"):
+            golden.parent.mkdir(exist_ok=True)
+            golden.write_text(text)
+
+        assert golden.read_text() == text
