@@ -349,4 +349,6 @@ def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[st
     gpus = [name for name in device_selection.by_name(facts) if name.startswith("GPU")]
     if devices == ("CPU:0",) and not gpus:
         return f"{asked}no GPU that can be used was found{_hidden(facts)}, so CPU:0 computes"
-    return f"{asked}one device computes, {names}, of {', '.join(gpus) or 'CPU:0'}{_hidden(facts)}"
+    if len(gpus) > 1 and names in gpus:
+        return f"{asked}of {', '.join(gpus)}, {names} computes{_hidden(facts)}"
+    return f"{asked}one device computes, {names}{_hidden(facts)}"
