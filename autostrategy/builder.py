@@ -21,8 +21,10 @@ from autostrategy.planner import Plan, StrategyKind
 START_TIMEOUT_VARIABLE = "AUTOSTRATEGY_START_TIMEOUT"
 _START_TIMEOUT_SECONDS = 60.0
 
-# A multi-worker strategy starts the server of its process, so there is one for
-# the life of the process; the key says which plan it serves.
+# One strategy for each set of devices, for the life of the process: a
+# multi-worker one starts the server of its process, and a mirrored one counts
+# the keys of its collectives.
+_mirrored_on: dict[tuple[str, ...], tf.distribute.Strategy] = {}
 _multi_worker: dict[tuple[str, tuple[str, ...]], tf.distribute.Strategy] = {}
 
 
@@ -72,7 +74,17 @@ def _one_device(plan: Plan, start_timeout: float | None) -> tf.distribute.Strate
 
 def _mirrored(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
     _require_devices(plan)
-    return tf.distribute.MirroredStrategy(list(plan.devices))
+    if plan.devices not in _mirrored_on:
+        # TensorFlow's default is a collective, whose keys are counted anew by
+        # each strategy object: two of them in one process mix up their
+        # messages (measured with 2.21: "Shape mismatch in the collective
+        # instance 100"). On CPUs a plain reduction needs no keys.
+        on_cpu = all(device.startswith("CPU") for device in plan.devices)
+        _mirrored_on[plan.devices] = tf.distribute.MirroredStrategy(
+            list(plan.devices),
+            cross_device_ops=tf.distribute.ReductionToOneDevice() if on_cpu else None,
+        )
+    return _mirrored_on[plan.devices]
 
 
 def _multi_worker_mirrored(

@@ -1,0 +1,1 @@
+"""The trainer: outer loop, inner loops, one replica's step, data, relocation."""

@@ -1,0 +1,57 @@
+"""What workers tell each other before and between steps, over TensorFlow's collectives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tensorflow as tf
+
+from autostrategy.errors import PlanError
+from autostrategy.planner import Plan
+from autostrategy.training.steps import Layout
+
+_MOST_CHARACTERS = 8192
+
+
+def exchange(layout: Layout, message: str) -> list[str]:
+    """`message` of every worker, in rank order; at most 8192 characters of ASCII."""
+    assert layout.strategy is not None
+    assert len(message) <= _MOST_CHARACTERS
+    codes = tf.constant([ord(c) for c in message.ljust(_MOST_CHARACTERS)], tf.int32)
+
+    @tf.function(autograph=False)
+    def gather() -> Any:
+        def replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_gather(codes[tf.newaxis], axis=0)
+
+        return layout.strategy.run(replica)
+
+    table = layout.strategy.experimental_local_results(gather())[0].numpy()
+    return ["".join(map(chr, row)).rstrip() for row in table[:: layout.local]]
+
+
+def require_same_plan(layout: Layout, plan: Plan) -> None:
+    """Stop every worker unless all planned the same.
+
+    Raises:
+        PlanError: naming the fields that differ, on every worker.
+    """
+    digests = [json.loads(text) for text in exchange(layout, json.dumps(plan.digest))]
+    names = sorted({name for digest in digests for name in digest})
+    different = [name for name in names if len({digest.get(name) for digest in digests}) > 1]
+    if different:
+        told = "; ".join(
+            f"{name}: " + ", ".join(f"{d.get(name)} (worker {w})" for w, d in enumerate(digests))
+            for name in different
+        )
+        raise PlanError(
+            f"All workers must make the same plan. Received: plans that differ in {told}. Give "
+            "every worker the same arguments, packages and devices."
+        )
+
+
+def largest(layout: Layout, value: float) -> float:
+    """The largest `value` over all workers, so that they all decide alike."""
+    return max(float(text) for text in exchange(layout, repr(float(value))))

@@ -1,0 +1,442 @@
+"""From whatever `fit` takes to what each replica of this process gets at each step.
+
+Every worker draws the same global batches in the same order and keeps its own
+rows, so that a global batch holds the rows that one device would see, and no
+worker can run out of data before another. Nothing of the user's is written to:
+TensorFlow may reuse the memory of an array that a Python function hands it, so
+such arrays are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from autostrategy.errors import TrainingError
+from autostrategy.training import keras_data
+from autostrategy.training.steps import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Global batches, before they are shared out.
+
+    Attributes:
+        dataset: of whatever `grab` takes; for arrays these are row numbers
+            and the dataset runs on over all epochs, in a new order each.
+        grab: from (a part of) an element to the rows themselves; None when
+            elements are the rows.
+        spec: `tf.TypeSpec` structure of one global batch.
+        batch_size: rows of a full batch, None when the data does not tell.
+        rows: examples in one pass, None when unknown.
+        passes: "endless" when `dataset` runs on over epochs, "again" when
+            each pass makes a new iterator, "once" for a Python generator.
+        steps: function that gives the batches in one pass, None when unknown.
+        on_epoch_begin, on_epoch_end: hooks of the user's data.
+    """
+
+    dataset: tf.data.Dataset
+    grab: Callable[[Any], Any] | None
+    spec: Any
+    batch_size: int | None
+    rows: int | None
+    passes: str
+    steps: Callable[[], int | None]
+    on_epoch_begin: Callable[[], None]
+    on_epoch_end: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The user's data as given, before batches are grouped and shared out.
+
+    `batch_size` is rows of one of the user's batches, None when the data does
+    not tell; `rows` and `steps` count one pass, None when unknown.
+    """
+
+    adapter: Any
+    batch_size: int | None
+    rows: int | None
+    steps: int | None
+
+
+def source(
+    x: Any,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    class_weight: dict[int, float] | None = None,
+) -> Source:
+    """Anything that `keras.Model.fit` takes as `x` and `y`; arguments as there.
+
+    Raises:
+        TrainingError: data that holds nothing.
+        ValueError: from Keras, for data that it does not take.
+    """
+    adapter = keras_data.adapt(
+        _copying(x),
+        y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        class_weight=class_weight,
+    )
+    if not keras_data.is_arrays(adapter):
+        return Source(
+            adapter=adapter,
+            batch_size=_batch_size_of(adapter),
+            rows=None,
+            steps=adapter.num_batches,
+        )
+    rows = keras_data.rows_of(adapter)
+    if rows == 0:
+        raise TrainingError("x must have at least 1 row. Received: 0 rows.")
+    size = int(adapter.batch_size)
+    return Source(adapter=adapter, batch_size=size, rows=rows, steps=-(-rows // size))
+
+
+def batches(
+    given: Source, *, growth: int = 1, shuffle: Any = False, seed: int = 0, first_epoch: int = 0
+) -> Batches:
+    """Global batches of `growth` of the user's batches each.
+
+    Args:
+        given: the user's data.
+        growth: how many batches of the user's make one global batch.
+        shuffle: as in `keras.Model.fit`.
+        seed: of the order in which rows (of a PyDataset: batches) are drawn;
+            the same on all workers.
+        first_epoch: number of the first epoch; each has its own order.
+    """
+    if keras_data.is_arrays(given.adapter):
+        return _of_arrays(given, growth=growth, shuffle=shuffle, seed=seed, first_epoch=first_epoch)
+    if keras_data.is_py_dataset(given.adapter):
+        given.adapter.py_dataset.reorder(seed if shuffle else None, first_epoch)
+    return _of_dataset(given, growth=growth)
+
+
+def _of_arrays(given: Source, *, growth: int, shuffle: Any, seed: int, first_epoch: int) -> Batches:
+    assert given.rows is not None
+    assert given.batch_size is not None
+    rows, size = given.rows, given.batch_size * growth
+    steps = -(-rows // size)
+    static = [size] if rows % size == 0 else [None]
+
+    @tf.autograph.experimental.do_not_convert
+    def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+        order = tf.range(rows, dtype=tf.int64)
+        if shuffle and shuffle != "batch":
+            order = tf.random.experimental.stateless_shuffle(order, [seed, epoch])
+
+        @tf.autograph.experimental.do_not_convert
+        def one_batch(step: tf.Tensor) -> tf.Tensor:
+            indices = order[step * size : tf.minimum((step + 1) * size, rows)]
+            if shuffle == "batch":
+                indices = tf.random.experimental.stateless_shuffle(
+                    indices, [seed, epoch * steps + step]
+                )
+            indices.set_shape(static)
+            return indices
+
+        return tf.data.Dataset.range(steps).map(one_batch)
+
+    grab = keras_data.grabber(given.adapter)
+    indices = tf.data.Dataset.counter(first_epoch).flat_map(one_epoch)
+    return Batches(
+        dataset=indices,
+        grab=grab,
+        spec=indices.map(tf.autograph.experimental.do_not_convert(grab)).element_spec,
+        batch_size=size,
+        rows=rows,
+        passes="endless",
+        steps=lambda: steps,
+        on_epoch_begin=given.adapter.on_epoch_begin,
+        on_epoch_end=given.adapter.on_epoch_end,
+    )
+
+
+def _of_dataset(given: Source, *, growth: int) -> Batches:
+    adapter = given.adapter
+    dataset = adapter.get_tf_dataset()
+    size = _static_rows(dataset.element_spec)
+    if growth > 1:
+        assert given.batch_size is not None
+        size = given.batch_size * growth
+        dataset = dataset.rebatch(size)
+
+    def steps() -> int | None:
+        count = adapter.num_batches
+        return None if count is None else -(-int(count) // growth)
+
+    return Batches(
+        dataset=dataset,
+        grab=None,
+        spec=dataset.element_spec,
+        batch_size=size,
+        rows=None,
+        passes="once" if keras_data.is_generator(adapter) else "again",
+        steps=steps,
+        on_epoch_begin=adapter.on_epoch_begin,
+        on_epoch_end=adapter.on_epoch_end,
+    )
+
+
+def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
+    """What the replicas of this process get at each step.
+
+    With one replica an element is a global batch. Else it is a tuple with one
+    (batch, extent) for each local replica, where `extent` has the scalars of
+    `share.Share`: rows, start, weight, fraction.
+    """
+    grab = given.grab or (lambda element: element)
+    unpacked = isinstance(given.dataset.element_spec, tuple)
+
+    @tf.autograph.experimental.do_not_convert
+    def share_out(*arguments: Any) -> Any:
+        element = arguments if unpacked else arguments[0]
+        if layout.single:
+            return grab(element)
+        rows = _rows(element)
+        return tuple(
+            _part(element, grab, rows, replica, layout.replicas)
+            for replica in range(layout.first, layout.first + layout.local)
+        )
+
+    dataset = given.dataset
+    if not layout.single or given.grab is not None:
+        dataset = dataset.map(share_out)
+    return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def may_be_scarce(given: Batches, replicas: int) -> bool:
+    """Whether a batch may have fewer rows than there are replicas."""
+    if given.rows is not None and given.batch_size is not None:
+        last = given.rows % given.batch_size or given.batch_size
+        return min(last, given.batch_size) < replicas
+    static = _static_rows(given.spec)
+    return static is None or static < replicas
+
+
+def _part(
+    element: Any, grab: Callable[[Any], Any], rows: Any, replica: int, replicas: int
+) -> tuple[Any, dict[str, tf.Tensor]]:
+    """Rows of one replica: equal shares, the first ones a row larger where it does not divide."""
+    if isinstance(rows, int):
+        least, more = divmod(rows, replicas)
+        start = replica * least + min(replica, more)
+        size = least + (replica < more)
+        scarce: Any = rows < replicas
+        if scarce:
+            start, size = 0, rows
+    else:
+        least, more = rows // replicas, rows % replicas
+        scarce = rows < replicas
+        start = tf.where(scarce, 0, replica * least + tf.minimum(replica, more))
+        size = tf.where(scarce, rows, least + tf.cast(replica < more, rows.dtype))
+    batch = grab(tf.nest.map_structure(lambda leaf: _slice(leaf, start, size), element))
+    fraction = tf.cast(size, tf.float32) / tf.cast(rows, tf.float32)
+    return batch, {
+        "rows": tf.cast(rows, tf.int32),
+        "start": tf.cast(start, tf.int32),
+        "weight": tf.where(scarce, 1.0 / replicas, fraction),
+        "fraction": fraction,
+    }
+
+
+def _slice(leaf: Any, start: Any, size: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.shape
+        zeros = tf.zeros([len(shape) - 1], tf.int64)
+        begin = tf.concat([[tf.cast(start, tf.int64)], zeros], 0)
+        extent = tf.concat([[tf.cast(size, tf.int64)], leaf.dense_shape[1:]], 0)
+        part = tf.sparse.slice(leaf, begin, extent)
+        part.set_shape([size if isinstance(size, int) else None, *shape[1:]])
+        return part
+    if isinstance(leaf, tf.RaggedTensor) or (tf.is_tensor(leaf) and leaf.shape.rank != 0):
+        return leaf[start : start + size]
+    return leaf
+
+
+def _rows(element: Any) -> Any:
+    """Rows of a batch: an int where the shape says it, else a scalar int32 tensor."""
+    leaf = next(leaf for leaf in tf.nest.flatten(element) if _has_rows(leaf))
+    if leaf.shape[0] is not None:
+        return int(leaf.shape[0])
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]
+
+
+def _has_rows(leaf: Any) -> bool:
+    return not isinstance(leaf, tf.experimental.Optional) and leaf.shape.rank != 0
+
+
+def _static_rows(spec: Any) -> int | None:
+    for leaf in tf.nest.flatten(spec):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and shape.rank:
+            return None if shape[0] is None else int(shape[0])
+    return None
+
+
+def _batch_size_of(adapter: Any) -> int | None:
+    """Rows of the first batch, without drawing one from data that cannot start again."""
+    first = keras_data.first_batch(adapter)
+    if first is not None:
+        leaf = next(leaf for leaf in keras.tree.flatten(first) if leaf is not None)
+        return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else None
+    dataset = adapter.get_tf_dataset()
+    static = _static_rows(dataset.element_spec)
+    if static is not None:
+        return static
+    for element in dataset.take(1):
+        return int(_rows(element))
+    raise TrainingError("The dataset must have at least 1 batch. Received: an empty dataset.")
+
+
+def _copying(x: Any) -> Any:
+    """Python sources that hand out copies, so that TensorFlow may do with them as it likes.
+
+    TensorFlow takes an aligned NumPy array from a Python function without a
+    copy, and a later operation may then write its result in place: stock
+    Keras was seen to overwrite a user's labels that way.
+    """
+    if inspect.isgenerator(x):
+        return (_copy(batch) for batch in x)
+    if isinstance(x, keras.utils.PyDataset):
+        return CopyingPyDataset(x)
+    return x
+
+
+def _copy(batch: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
+class CopyingPyDataset(keras.utils.PyDataset):
+    """A user's PyDataset with copied batches, in an order that all workers agree on."""
+
+    def __init__(self, inner: keras.utils.PyDataset) -> None:
+        super().__init__(
+            workers=inner.workers,
+            use_multiprocessing=inner.use_multiprocessing,
+            max_queue_size=inner.max_queue_size,
+        )
+        self._inner = inner
+        self._seed: int | None = None
+        self._epoch = 0
+        self._order: np.ndarray | None = None
+
+    def reorder(self, seed: int | None, epoch: int) -> None:
+        """Draw batches in an order made from `seed` and the epoch; None keeps the order."""
+        self._seed = None if self._inner.num_batches is None else seed
+        self._epoch = epoch
+        self._order = None
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._inner.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        if self._seed is not None and self._order is None:
+            generator = np.random.default_rng([self._seed, self._epoch])
+            self._order = generator.permutation(self.num_batches)
+        return _copy(self._inner[index if self._order is None else int(self._order[index])])
+
+    def on_epoch_begin(self) -> None:
+        self._inner.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._inner.on_epoch_end()
+        self._epoch += 1
+        self._order = None
+
+
+class Feed:
+    """Iterators of one run: what the next epoch reads, and from where.
+
+    Follows keras/src/trainers/epoch_iterator.py, with two differences: a
+    generator is never started again (Keras would repeat its first batches),
+    and arrays run on from epoch to epoch without a pause.
+    """
+
+    def __init__(self, given: Batches, layout: Layout, *, steps_per_epoch: int | None) -> None:
+        self.layout = layout
+        self._source = given
+        self._dataset = for_replicas(given, layout)
+        self._steps_per_epoch = steps_per_epoch
+        self._iterator: Iterator[Any] | None = None
+        self._position = 0
+        self.exhausted = False
+        self._endless = bool(given.dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        if steps_per_epoch is None and self._endless and given.passes != "endless":
+            raise TrainingError(
+                "A dataset without end needs steps_per_epoch. Received: steps_per_epoch=None."
+            )
+
+    @property
+    def steps(self) -> int | None:
+        """Steps in the next epoch as far as known, for the progress bar."""
+        return self._steps_per_epoch or self._source.steps()
+
+    @property
+    def sure(self) -> bool:
+        """Whether an epoch surely holds its steps, so that no step must look for the end."""
+        return self._endless or self._source.steps() is not None
+
+    def rows(self, steps: int) -> int | None:
+        """Examples in `steps` steps of an epoch, None when the data does not tell."""
+        size, rows = self._source.batch_size, self._source.rows
+        if size is None:
+            return None
+        return steps * size if rows is None else min(steps * size, rows)
+
+    @contextlib.contextmanager
+    def epoch(self) -> Iterator[tuple[Iterator[Any], int | None]]:
+        """The iterator of the next epoch, and how many steps it holds (None: to the end)."""
+        self._source.on_epoch_begin()
+        total = self._source.steps()
+        keep = self._source.passes != "again" or self._steps_per_epoch is not None
+        if self._iterator is None or not keep:
+            self._iterator = iter(self._dataset)
+            self._position = 0
+        wanted = self._steps_per_epoch or total
+        if total is not None and wanted is not None:
+            wanted = min(wanted, total - self._position)
+        try:
+            yield self._iterator, wanted
+        finally:
+            self._source.on_epoch_end()
+
+    def finished(self, steps: int, wanted: int | None) -> None:
+        """Note that an epoch ended after `steps` of `wanted`; warns when data ran out early."""
+        self._position += steps
+        total = self._source.steps()
+        if total is not None and self._position >= total:
+            self._position = 0
+            if self._source.passes == "again":
+                self._iterator = None
+        if total is None and (wanted is None or steps < wanted):
+            if self._source.passes == "once":
+                self.exhausted = True
+            else:
+                self._iterator = None
+        if self._steps_per_epoch is not None and steps < self._steps_per_epoch:
+            warnings.warn(
+                f"The data ended after {steps} of {self._steps_per_epoch} steps of this epoch. "
+                "Make sure that it holds steps_per_epoch * epochs batches, or use .repeat().",
+                stacklevel=2,
+            )

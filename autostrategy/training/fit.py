@@ -1,0 +1,134 @@
+"""`fit`: probe, plan, build and train in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autostrategy import builder, tensorflow_internals
+from autostrategy.facts import Facts
+from autostrategy.planner import Plan
+from autostrategy.planner import plan as make_plan
+from autostrategy.prober import probe
+from autostrategy.training import dataset_graph, model_checks, relocation
+from autostrategy.training.trainer import Trainer, require_trainable_kind
+
+
+def fit(
+    model: keras.Model | Callable[[], keras.Model],
+    x: Any = None,
+    y: Any = None,
+    *,
+    strategy: str | Plan = "auto",
+    devices: int | list[str] | tuple[str, ...] | None = None,
+    batch_size: int | None = None,
+    batch_scaling: str = "auto",
+    warmup_steps: int | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+    steps_per_loop: int | str = "auto",
+    jit_compile: bool | str = "auto",
+    facts: Facts | None = None,
+    **fit_arguments: Any,
+) -> keras.callbacks.History:
+    """Train a Keras 3 model on whatever hardware is there.
+
+    In a cluster every task makes the same call. `x` and `y` are those of one
+    device, whole on every worker; each worker trains on its rows of every
+    global batch.
+
+    Args:
+        model: a function that returns a `keras.Model`, or a `keras.Model`;
+            compiled, or compiled here with `optimizer`, `loss`, `metrics`.
+        x, y: as in `keras.Model.fit`. A tuple without `y` is (x, y) or
+            (x, y, sample_weight), as an element of a dataset would be.
+        strategy: "auto", the name of a kind ("one_device", "mirrored",
+            "multi_worker_mirrored"), or a `Plan`.
+        devices: how many devices, or their names ("GPU:0", "CPU:1").
+        batch_size: rows of a batch as written for one device.
+        batch_scaling: "auto", "linear", "sqrt" grow batch and learning rate
+            with the replicas; "off" keeps both exactly.
+        warmup_steps: steps until the scaled rate is reached.
+        steps_per_loop: steps in one call of TensorFlow; "auto" measures.
+        jit_compile: whether to compile with XLA; "auto" keeps the model's own.
+        facts: what to plan on; by default what `probe()` finds here.
+        **fit_arguments: the other arguments of `keras.Model.fit`.
+
+    Returns:
+        Keras's `History` with `.model`, `.plan`, `.report`, `.strategy`.
+
+    Raises:
+        ProbeError: the environment contradicts itself.
+        PlanError: the request cannot be met here, or workers disagree.
+        LaunchError: another worker did not appear in time.
+        TrainingError: data or model cannot be trained as given.
+    """
+    model_checks.require_supported()
+    model_checks.require_positive(batch_size=batch_size)
+    if y is None and isinstance(x, tuple) and len(x) in (2, 3):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(x)
+        if sample_weight is not None:
+            fit_arguments["sample_weight"] = sample_weight
+    chosen = strategy
+    if not isinstance(chosen, Plan):
+        chosen = make_plan(
+            facts or probe(),
+            strategy=strategy,
+            devices=tuple(devices) if isinstance(devices, list) else devices,
+            batch_size=batch_size,
+            batch_scaling=batch_scaling,
+            epochs=fit_arguments.get("epochs", 1),
+        )
+    require_trainable_kind(chosen)
+    model, arguments = _started(chosen, model, {"x": x, "y": y, **fit_arguments})
+
+    def compiled() -> Any:
+        made = model_checks.model_from(model)
+        if optimizer is not None or loss is not None or metrics is not None:
+            made.compile(
+                optimizer=optimizer or made.optimizer or "rmsprop",
+                loss=loss if loss is not None else made.loss,
+                metrics=metrics,
+            )
+        if jit_compile != "auto":
+            made.jit_compile = jit_compile
+        return made
+
+    trainer = Trainer(
+        compiled,
+        chosen,
+        batch_scaling=batch_scaling,
+        warmup_steps=warmup_steps,
+        steps_per_loop=steps_per_loop,
+    )
+    return trainer.fit(batch_size=batch_size, **arguments)
+
+
+def _started(plan: Plan, model: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Start a multi-worker strategy although data or model were made before it.
+
+    Most scripts make their dataset first, and TensorFlow then refuses the
+    strategy. So datasets and variables are taken out, and put back after.
+    """
+    if plan.workers == 1 or not tensorflow_internals.is_initialized():
+        return model, arguments
+    values = relocation.detach(model) if isinstance(model, keras.Model) else None
+    packed = keras.tree.map_structure(_take_out, arguments)
+    strategy = builder.build(plan, late=True)
+    if values is not None:
+        relocation.relocate(model, strategy, values=values)
+    return model, keras.tree.map_structure(_put_back, packed)
+
+
+def _take_out(value: Any) -> Any:
+    if isinstance(value, tf.data.Dataset):
+        return dataset_graph.pack(value)
+    return value.numpy() if isinstance(value, tf.Tensor) else value
+
+
+def _put_back(value: Any) -> Any:
+    return dataset_graph.unpack(value) if isinstance(value, dataset_graph.Packed) else value

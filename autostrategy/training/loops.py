@@ -1,0 +1,137 @@
+"""Inner loops: run k steps in one call of TensorFlow.
+
+begin        metrics count from zero on each replica
+k times      next(iterator), one step on all replicas
+end          one exchange makes metrics and moving statistics equal again
+read         metrics and logs, as they stand after the k-th step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autostrategy.training import keras_internals, steps
+from autostrategy.training.steps import Layout
+
+# (iterator, number of steps) -> steps done, logs
+Loop = Callable[[Any, int], tuple[int, dict[str, Any]]]
+
+
+def make_loop(
+    model: keras.Model, layout: Layout, *, training: bool, to_end: bool, one_step: bool
+) -> Loop:
+    """A loop that trains or tests.
+
+    Args:
+        model: a built model whose state lives in the layout's strategy.
+        layout: the replicas.
+        training: whether to train or to test.
+        to_end: stop without an error where the data ends; costs a test for
+            each step, so only data of unknown size needs it.
+        one_step: each call does one step, so no loop is traced.
+
+    Returns:
+        A function of a dataset iterator and a number of steps; it returns how
+        many steps it did and the logs, a dictionary of tensors.
+    """
+    layout = dataclasses.replace(layout, assigned={})
+    step = steps.step_of(model, layout, training=training)
+    own = keras_internals.has_own(model, "train_step" if training else "test_step")
+
+    def run_steps(iterator: Any, count: tf.Tensor) -> Any:
+        with keras_internals.replica_semantics():
+            totals = on_replicas(layout, lambda: steps.begin(model))
+            # The logs of a step of the user's own matter for the last step
+            # only, so that step stands outside the loop.
+            done = tf.constant(0)
+            if not one_step:
+                done = _repeat(layout, step, iterator, count - int(own), to_end=to_end)
+            logs: dict[str, Any] = {}
+            if one_step or own:
+                more, logs = _once(layout, step, iterator, to_end=to_end)
+                done += more
+            on_replicas(layout, lambda each: steps.end(model, layout, each), totals)
+        return done, logs, model.get_metrics_result()
+
+    run = run_steps
+    if not model.run_eagerly:
+        run = tf.function(run_steps, reduce_retracing=True, autograph=False)
+
+    def loop(iterator: Any, count: int) -> tuple[int, dict[str, Any]]:
+        done, logs, metrics = run(iterator, tf.constant(count, tf.int32))
+        return int(done), keras_internals.logs_or_metrics(model, logs, metrics)
+
+    return loop
+
+
+def on_replicas(layout: Layout, function: Callable[..., Any], *args: Any) -> Any:
+    """`function` on every replica; nothing at all where one device is alone."""
+    if layout.single or layout.strategy is None:
+        return None
+    return layout.strategy.run(function, args=args)
+
+
+def run_element(layout: Layout, step: Callable[..., Any], element: Any) -> Any:
+    """`step` on every replica with its part of one element of `data.for_replicas`."""
+    if layout.strategy is None:
+        return step(element)
+    if layout.single:
+        return layout.strategy.run(step, args=(element,))
+    parts = layout.strategy.experimental_distribute_values_from_function(
+        lambda context: element[context.replica_id_in_sync_group - layout.first]
+    )
+    return layout.strategy.run(step, args=parts)
+
+
+def _repeat(
+    layout: Layout, step: Callable[..., Any], iterator: Any, count: tf.Tensor, *, to_end: bool
+) -> tf.Tensor:
+    """Up to `count` steps; the number done."""
+
+    def body(done: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        more, _ = _once(layout, step, iterator, to_end=to_end)
+        return done + more, tf.equal(more, 1)
+
+    done, _ = tf.while_loop(
+        lambda done, going: tf.logical_and(going, done < count),
+        body,
+        (tf.constant(0), tf.constant(True)),
+    )
+    return done
+
+
+def _once(
+    layout: Layout, step: Callable[..., Any], iterator: Any, *, to_end: bool
+) -> tuple[tf.Tensor, dict[str, Any]]:
+    """One step, or none where `to_end` and the data has ended; the number done and its logs."""
+    if not to_end:
+        return tf.constant(1), _logs(layout, run_element(layout, step, iterator.get_next()))
+    element = iterator.get_next_as_optional()
+    specs: list[Any] = []
+
+    def do() -> tuple[tf.Tensor, dict[str, Any]]:
+        logs = _logs(layout, run_element(layout, step, element.get_value()))
+        specs.append({name: (value.dtype, value.shape) for name, value in logs.items()})
+        return tf.constant(1), logs
+
+    def skip() -> tuple[tf.Tensor, dict[str, Any]]:
+        shapes = specs[-1] if specs else {}
+        return tf.constant(0), {
+            name: tf.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()
+        }
+
+    return tf.cond(element.has_value(), do, skip)
+
+
+def _logs(layout: Layout, logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs of a step as plain tensors; all replicas hold the same."""
+    if layout.strategy is None:
+        return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+    return {
+        name: layout.strategy.experimental_local_results(value)[0] for name, value in logs.items()
+    }

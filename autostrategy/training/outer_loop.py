@@ -1,0 +1,261 @@
+"""The outer loop: epochs, callbacks, validation; what one loop does not know.
+
+on_train_begin
+for each epoch
+    on_epoch_begin
+    while steps are left
+        on_train_batch_begin, inner loop, on_train_batch_end
+    validate
+    on_epoch_end
+on_train_end
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autostrategy.errors import TrainingError
+from autostrategy.training import agreement, keras_internals
+from autostrategy.training import callbacks as callback_rules
+from autostrategy.training.data import Feed
+from autostrategy.training.learning_rate import ScaledLearningRate
+from autostrategy.training.pace import Pace
+
+# (callbacks, verbose) -> logs
+Validate = Callable[[Any, Any], dict[str, Any]]
+LoopMaker = Callable[..., Any]
+
+# Testing has nobody to wait for but the progress bar.
+_TEST_STEPS_PER_LOOP = 16
+
+
+def train(
+    model: keras.Model,
+    feed: Feed,
+    *,
+    refeed: Callable[[int], Feed] | None,
+    loop: LoopMaker,
+    rate: ScaledLearningRate,
+    pace: Pace,
+    callbacks: Any,
+    epochs: int,
+    initial_epoch: int,
+    verbose: Any,
+    validate: Validate | None,
+    validation_freq: Any,
+    is_chief: bool,
+    workers: int,
+) -> tuple[keras.callbacks.History, dict[str, Any]]:
+    """Train from `initial_epoch` to `epochs`.
+
+    Args:
+        model: a built model whose state lives in the strategy.
+        feed: the data from `initial_epoch` on.
+        refeed: the data from another epoch on, None where it cannot start again.
+        loop: `Trainer._loop`.
+        rate, pace: the learning rate and the steps of a loop.
+        validate: evaluates the validation data, None without.
+        The rest is as in `keras.Model.fit`.
+
+    Returns:
+        The history, and the counts and times of a `Report`.
+
+    Raises:
+        TrainingError: a loss is not finite, or there is no data.
+    """
+    given = keras.tree.flatten(callbacks) if callbacks else []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        given = list(callbacks.callbacks)
+    hooks = keras.callbacks.CallbackList(
+        callback_rules.for_this_task(given, is_chief=is_chief, rate=rate),
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=epochs,
+        steps=feed.steps,
+        model=model,
+    )
+    own = keras_internals.has_own(model, "train_step")
+    if callback_rules.need_every_batch(given) or own:
+        # The logs of a step of the user's own come from the step, not from metrics.
+        pace.single(always=own and not feed.sure)
+    model.stop_training = False
+    hooks.on_train_begin()
+    restored = keras_internals.initial_epoch_of(model)
+    if restored and restored != initial_epoch:
+        initial_epoch = restored
+        feed = refeed(restored) if refeed is not None else feed
+    rate.start()
+    counts = {"epochs": 0, "steps": 0, "examples": 0, "training": 0.0, "first": 0.0}
+    begun = time.perf_counter()
+    logs: dict[str, Any] = {}
+    try:
+        for epoch in range(initial_epoch, epochs):
+            model.reset_metrics()
+            with rate.full():
+                hooks.on_epoch_begin(epoch)
+            logs = _train_epoch(model, feed, loop, rate, pace, hooks, counts, epoch)
+            if feed.exhausted and not logs:
+                break
+            if validate is not None and _is_due(epoch, validation_freq):
+                values = validate(hooks, verbose)
+                logs = {**logs, **{f"val_{name}": value for name, value in values.items()}}
+            with rate.full():
+                hooks.on_epoch_end(epoch, logs)
+            _agree_on_stopping(model, feed, workers)
+            if model.stop_training or feed.exhausted:
+                break
+    finally:
+        rate.stop()
+    if epochs > initial_epoch and isinstance(model.optimizer, keras.optimizers.Optimizer):
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    hooks.on_train_end(logs)
+    history = model.history
+    return history, {
+        "epochs": counts["epochs"],
+        "steps": counts["steps"],
+        "examples": counts["examples"],
+        "seconds": time.perf_counter() - begun,
+        "training_seconds": counts["training"],
+        "first_loop_seconds": counts["first"],
+    }
+
+
+def _train_epoch(
+    model: keras.Model,
+    feed: Feed,
+    loop: LoopMaker,
+    rate: ScaledLearningRate,
+    pace: Pace,
+    hooks: keras.callbacks.CallbackList,
+    counts: dict[str, Any],
+    epoch: int,
+) -> dict[str, Any]:
+    """One epoch's loops; the logs after the last."""
+    logs: dict[str, Any] = {}
+    with feed.epoch() as (iterator, wanted):
+        step = 0
+        while wanted is None or step < wanted:
+            warming = rate.warming_up(counts["steps"])
+            size = 1 if warming else pace.steps
+            if wanted is not None:
+                size = min(size, wanted - step)
+            rate.at_step(counts["steps"])
+            hooks.on_train_batch_begin(step)
+            run = loop(
+                feed.layout,
+                training=True,
+                to_end=not feed.sure,
+                one_step=pace.one_step,
+            )
+            begun = time.perf_counter()
+            done, new = _run(run, iterator, size)
+            seconds = time.perf_counter() - begun
+            if done == 0:
+                break
+            logs = keras_internals.pythonify(new)
+            counts["training"] += seconds
+            counts["first"] = counts["first"] or seconds
+            counts["steps"] += done
+            step += done
+            _require_finite(logs, epoch, step, hooks)
+            hooks.on_train_batch_end(step - 1, logs)
+            if not warming:
+                pace.took(done, seconds)
+            if model.stop_training or done < size:
+                break
+        if not model.stop_training:
+            feed.finished(step, wanted)
+        counts["epochs"] += bool(step)
+        rows = feed.rows(step)
+        counts["examples"] = None if rows is None else (counts["examples"] or 0) + rows
+    return logs
+
+
+def evaluate(
+    model: keras.Model, feed: Feed, loop: LoopMaker, callbacks: Any, verbose: Any
+) -> dict[str, Any]:
+    """Loss and metrics over one pass of `feed`.
+
+    `callbacks` is as in `keras.Model.evaluate`, or the `CallbackList` of the
+    training that this belongs to.
+
+    Raises:
+        TrainingError: there is no data.
+    """
+    hooks = callbacks
+    if not isinstance(hooks, keras.callbacks.CallbackList):
+        hooks = keras.callbacks.CallbackList(
+            callbacks,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=1,
+            steps=feed.steps,
+            model=model,
+        )
+    every = callback_rules.need_every_batch(hooks.callbacks, "test")
+    own = keras_internals.has_own(model, "test_step")
+    pace = 1 if every or own else max(_TEST_STEPS_PER_LOOP, model.steps_per_execution)
+    model.stop_evaluating = False
+    hooks.on_test_begin()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    with feed.epoch() as (iterator, wanted):
+        step = 0
+        while wanted is None or step < wanted:
+            size = pace if wanted is None else min(pace, wanted - step)
+            hooks.on_test_batch_begin(step)
+            run = loop(feed.layout, training=False, to_end=not feed.sure, one_step=pace == 1)
+            done, new = _run(run, iterator, size)
+            if done == 0:
+                break
+            step += done
+            logs = keras_internals.pythonify(new)
+            hooks.on_test_batch_end(step - 1, logs)
+            if model.stop_evaluating or done < size:
+                break
+        if not model.stop_evaluating:
+            feed.finished(step, wanted)
+    hooks.on_test_end(logs)
+    return logs
+
+
+def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
+    try:
+        return run(iterator, size)
+    except tf.errors.OutOfRangeError:
+        raise TrainingError(
+            "The data must hold as many batches as it says. Received: data that ended early. "
+            "Does its length or cardinality promise more than it yields?"
+        ) from None
+
+
+def _require_finite(
+    logs: dict[str, Any], epoch: int, step: int, hooks: keras.callbacks.CallbackList
+) -> None:
+    loss = logs.get("loss")
+    watched = any(isinstance(each, keras.callbacks.TerminateOnNaN) for each in hooks.callbacks)
+    if isinstance(loss, float) and not math.isfinite(loss) and not watched:
+        raise TrainingError(
+            f"The loss must be finite. Received: {loss} in epoch {epoch + 1}, at or before step "
+            f"{step}. Look for NaN or infinity in the data, lower the learning rate, or clip "
+            "gradients; keras.callbacks.TerminateOnNaN() ends such a run without an error."
+        )
+
+
+def _is_due(epoch: int, frequency: Any) -> bool:
+    if isinstance(frequency, int):
+        return (epoch + 1) % frequency == 0
+    return epoch + 1 in frequency
+
+
+def _agree_on_stopping(model: keras.Model, feed: Feed, workers: int) -> None:
+    """One worker's wish to stop is everybody's: the others would wait for it for ever."""
+    if workers > 1:
+        model.stop_training = agreement.largest(feed.layout, float(model.stop_training)) > 0

@@ -1,0 +1,152 @@
+"""One replica's share of a global batch, and the arithmetic that makes shares exact.
+
+Everything rests on one rule: **a replica computes what one device would
+compute for the replica's own rows, and whatever crosses replicas is weighted
+by rows.** With n rows in the global batch and r of them here:
+
+    gradient, logs      sum over replicas of weight * value, weight = r / n
+    a mean over rows    needs nothing: its weighted sum is the global mean
+    a sum over rows     is divided by fraction = r / n first
+    a scalar loss       is computed on the gathered global batch (it may be
+                        any function of the batch, so no weighting is right)
+
+A batch with fewer rows than replicas is given whole to every replica, so that
+no layer ever meets zero rows and collectives inside layers stay matched. Then
+weight is 1 / replicas, fraction is 1, and only the first replica is counted
+in metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+_thread = threading.local()
+
+
+@dataclass(kw_only=True)
+class Share:
+    """The share of the replica whose step is being traced in this thread.
+
+    `rows` (of the global batch) and `start` (of this share in it) are scalar
+    int32 tensors, `weight` and `fraction` scalar float32 tensors.
+    `metric_ids` are the ids of the Keras variables that metrics own. The other
+    fields change while the step is traced: `assigned` collects the Keras
+    variables that the step writes by itself (not through an optimizer) by id,
+    `weighted` says that the loss already carries the weight, `reduced` that
+    gradients already crossed replicas.
+    """
+
+    rows: tf.Tensor
+    start: tf.Tensor
+    weight: tf.Tensor
+    fraction: tf.Tensor
+    replicas: int
+    training: bool
+    metric_ids: frozenset[int]
+    assigned: dict[int, Any]
+    weighted: bool = False
+    reduced: bool = False
+    loss_arguments: tuple[Any, Any, Any] | None = None
+
+
+def current() -> Share | None:
+    """The share of the step being traced in this thread, None outside one."""
+    return getattr(_thread, "share", None)
+
+
+@contextlib.contextmanager
+def of_replica(share: Share) -> Iterator[Share]:
+    """Make `share` the current one of this thread while the block runs."""
+    before = current()
+    _thread.share = share
+    try:
+        yield share
+    finally:
+        _thread.share = before
+
+
+def all_reduce_sum(values: Any) -> Any:
+    """Structure of tensors, each summed over all replicas. Call it in a replica."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+
+def weighted_sum(values: dict[str, Any], share: Share) -> dict[str, tf.Tensor]:
+    """Per-replica logs, as the mean over the rows of all replicas."""
+    scaled = {
+        name: tf.cast(value, tf.float32) * share.weight
+        for name, value in values.items()
+        if tf.as_dtype(tf.convert_to_tensor(value).dtype) != tf.string
+    }
+    return all_reduce_sum(scaled) if scaled else {}
+
+
+def scalar_loss(share: Share, loss: Any, sample_weight: Any, reduction: str | None) -> tf.Tensor:
+    """A loss that returns one number for a batch, on the global batch.
+
+    The value is the same on all replicas. The gradient with respect to this
+    replica's predictions is divided by its fraction, because the step weights
+    it by that again. No gradient crosses replicas, so gathering costs no
+    second exchange in the backward pass.
+
+    Args:
+        share: this replica's share, with the loss and its arguments noted.
+        loss: this replica's own value, scalar; only its type is used.
+        sample_weight: weights of this replica's rows, or None.
+        reduction: the loss's reduction.
+
+    Returns:
+        Scalar tensor of the type of `loss`.
+    """
+    assert share.loss_arguments is not None
+    loss_object, y_true, y_pred = share.loss_arguments
+    y_true_all = _gather(share, tf.convert_to_tensor(y_true), keep_local=False)
+    y_pred_all = _gather(share, tf.convert_to_tensor(y_pred), keep_local=True)
+    value = tf.cast(loss_object.call(y_true_all, y_pred_all), loss.dtype)
+    if sample_weight is not None:
+        # Keras broadcasts the scalar over the rows' weights and reduces that.
+        total = tf.reduce_sum(tf.cast(sample_weight, loss.dtype))
+        size = tf.cast(tf.size(sample_weight), loss.dtype)
+        ratio = tf.cast(share.weight / share.fraction, loss.dtype)
+        total, size = all_reduce_sum([total * ratio, size * ratio])
+        value *= total if reduction == "sum" else tf.math.divide_no_nan(total, size)
+    constant = tf.stop_gradient(value)
+    return constant + (value - constant) / tf.cast(share.fraction, loss.dtype)
+
+
+def _gather(share: Share, local: tf.Tensor, *, keep_local: bool) -> tf.Tensor:
+    """Rows of all replicas in order; `keep_local` keeps the gradient to this one's."""
+    context = tf.distribute.get_replica_context()
+    rows = context.all_gather(tf.stop_gradient(local), axis=0)[: share.rows]
+    if not keep_local:
+        return rows
+    end = share.start + tf.shape(local)[0]
+    return tf.concat([rows[: share.start], local, rows[end:]], axis=0)
+
+
+def masked_mean(share: Share, local_mean: tf.Tensor, local_divisor: tf.Tensor) -> tf.Tensor:
+    """A mean over something else than rows (valid steps, weights), made global.
+
+    Args:
+        local_mean: sum over this replica divided by `local_divisor`, scalar.
+        local_divisor: what this replica divided by, scalar.
+
+    Returns:
+        Scalar whose weighted sum over replicas is the global sum divided by
+        the global divisor.
+    """
+    divisor = tf.stop_gradient(tf.cast(local_divisor, local_mean.dtype))
+    total = all_reduce_sum(divisor)
+    return local_mean * tf.math.divide_no_nan(
+        divisor, total * tf.cast(share.weight, local_mean.dtype)
+    )
+
+
+def divide_by_fraction(share: Share, value: tf.Tensor) -> tf.Tensor:
+    """A sum over this replica's rows, ready for a weighted sum over replicas."""
+    return value / tf.cast(share.fraction, value.dtype)

@@ -1,0 +1,170 @@
+"""One replica's step: train, test or predict on its share of a batch.
+
+Keras's own `train_step` (or the user's) runs as it is; `keras_internals`
+gives it a replica's semantics while it is traced. Each function here returns
+a function of one element of `data.for_replicas`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autostrategy.training import keras_internals
+from autostrategy.training import share as shares
+
+
+@dataclass(kw_only=True)
+class Layout:
+    """How a model's replicas are laid out.
+
+    `strategy` is None for one device that needs no strategy object. `replicas`
+    counts over all workers, `local` those of this process, `first` is the
+    number of its first one. `scarce` says that a batch may have fewer rows
+    than there are replicas. `assigned` fills while a step is traced.
+    """
+
+    strategy: tf.distribute.Strategy | None
+    replicas: int = 1
+    local: int = 1
+    first: int = 0
+    scarce: bool = True
+    metric_ids: frozenset[int] = frozenset()
+    assigned: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def single(self) -> bool:
+        """Whether one replica does all the work, so that nothing needs a share."""
+        return self.replicas == 1
+
+
+def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[..., Any]:
+    """The train or test step of one replica: one element of `data.for_replicas` -> logs.
+
+    Logs are those that a step of the user's own returns, as means over the
+    rows of all replicas; Keras's own steps return metrics, which are read
+    after the loop instead.
+    """
+    name = "train_step" if training else "test_step"
+    step = getattr(model, name)
+    own = keras_internals.has_own(model, name)
+
+    if layout.single:
+        compiled = model.jit_compile and not model.run_eagerly
+        run = tf.function(step, jit_compile=True, reduce_retracing=True) if compiled else step
+
+        def single(batch: Any) -> dict[str, Any]:
+            logs = run(without_optionals(batch))
+            return dict(logs) if own else {}
+
+        return single
+
+    def replica(batch: Any, extent: dict[str, tf.Tensor]) -> dict[str, Any]:
+        share = shares.Share(
+            **extent,
+            replicas=layout.replicas,
+            training=training,
+            metric_ids=layout.metric_ids,
+            assigned=layout.assigned,
+        )
+        with shares.of_replica(share), _counting_rows_once(model, layout, share):
+            logs = step(without_optionals(batch))
+            return shares.weighted_sum(dict(logs), share) if own and logs else {}
+
+    return replica
+
+
+def predict_step_of(model: keras.Model) -> Callable[..., Any]:
+    """The predict step of one replica: one element of `data.for_replicas` -> outputs."""
+
+    def replica(batch: Any, extent: dict[str, tf.Tensor] | None = None) -> Any:
+        return model.predict_step(without_optionals(batch))
+
+    return replica
+
+
+def without_optionals(batch: Any) -> Any:
+    """A batch with None where the data adapter put an empty `tf.experimental.Optional`."""
+    return tf.nest.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch
+    )
+
+
+@contextlib.contextmanager
+def _counting_rows_once(model: keras.Model, layout: Layout, share: shares.Share) -> Iterator[None]:
+    """Undo what a replica that repeats another's rows puts into metrics."""
+    context = tf.distribute.get_replica_context()
+    first = tf.get_static_value(context.replica_id_in_sync_group) == 0
+    if first or not layout.scarce:
+        yield
+        return
+    before = [
+        (variable, tf.identity(variable.value))
+        for variable in keras_internals.metric_variables_of(model)
+    ]
+    yield
+
+    def restore() -> tf.Tensor:
+        for variable, value in before:
+            if id(variable) in share.assigned:
+                variable.assign(value)
+        return tf.constant(True)
+
+    tf.cond(tf.equal(share.weight, share.fraction), lambda: tf.constant(True), restore)
+
+
+def begin(model: keras.Model) -> list[tf.Tensor]:
+    """Set aside the totals of all metrics, so that the loop counts from zero.
+
+    Between loops every replica holds the global totals, so that metrics can be
+    read anywhere without an exchange: on the chief alone, in a callback.
+    """
+    totals = []
+    for component in _metric_components(model):
+        totals.append(component.read_value())
+        component.assign(tf.zeros_like(component))
+    return totals
+
+
+def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
+    """Make the state of all replicas equal again, in one exchange for each type.
+
+    Metrics become their totals plus what all replicas counted; statistics that
+    layers move (BatchNormalization) become the mean over replicas.
+    """
+    metrics = _metric_components(model)
+    averaged = [
+        keras_internals.local_component(variable.value)
+        for key, variable in layout.assigned.items()
+        if key not in layout.metric_ids and variable.value.dtype.is_floating
+    ]
+    exchanged = _all_reduce_packed([each.read_value() for each in metrics + averaged])
+    for component, total, counted in zip(metrics, totals, exchanged, strict=False):
+        component.assign(total + counted)
+    for component, summed in zip(averaged, exchanged[len(metrics) :], strict=True):
+        component.assign(summed / tf.cast(layout.replicas, summed.dtype))
+
+
+def _metric_components(model: keras.Model) -> list[tf.Variable]:
+    return [
+        keras_internals.local_component(variable.value)
+        for variable in keras_internals.metric_variables_of(model)
+    ]
+
+
+def _all_reduce_packed(values: list[tf.Tensor]) -> list[tf.Tensor]:
+    """`values` summed over replicas, all of one type in one exchange."""
+    summed: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        indices = [i for i, value in enumerate(values) if value.dtype == dtype]
+        flat = tf.concat([tf.reshape(values[i], [-1]) for i in indices], axis=0)
+        sizes = [values[i].shape.num_elements() for i in indices]
+        parts = tf.split(shares.all_reduce_sum(flat), sizes)
+        for i, part in zip(indices, parts, strict=True):
+            summed[i] = tf.reshape(part, values[i].shape)
+    return [summed[i] for i in range(len(values))]

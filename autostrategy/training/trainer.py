@@ -1,0 +1,379 @@
+"""`Trainer`: one model under one plan; fit, evaluate, predict, save.
+
+fit
+  scale batch and rate, agree with the other workers on plan and seed
+  build the model from the data's spec, move its state into the strategy
+  outer loop (outer_loop.py)
+    inner loops (loops.py)
+      one step on every replica (steps.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from autostrategy import builder, plan_text
+from autostrategy.errors import TrainingError
+from autostrategy.planner import Plan, StrategyKind
+from autostrategy.report import Report
+from autostrategy.scaling import Scaling, block, scale
+from autostrategy.training import (
+    agreement,
+    data,
+    dataset_graph,
+    keras_data,
+    keras_internals,
+    loops,
+    model_checks,
+    outer_loop,
+    prediction,
+    relocation,
+)
+from autostrategy.training.learning_rate import ScaledLearningRate
+from autostrategy.training.pace import Pace
+from autostrategy.training.steps import Layout
+
+_KINDS = (
+    StrategyKind.ONE_DEVICE,
+    StrategyKind.MIRRORED,
+    StrategyKind.MULTI_WORKER_MIRRORED,
+)
+
+
+class Trainer:
+    """Trains, evaluates and predicts with one model under one plan.
+
+    Args:
+        model: a compiled `keras.Model`, or a function that returns one.
+        plan: what `autostrategy.plan` returned.
+        batch_scaling: "auto", "linear", "sqrt" or "off"; see `scaling`.
+        warmup_steps: steps of the run until the scaled rate is reached; None
+            for the rule's own.
+        steps_per_loop: steps in one call of TensorFlow; "auto" measures. A
+            callback that looks at batches makes loops one step long, unless a
+            number is given here or as `steps_per_execution` in `compile`.
+
+    Raises:
+        PlanError: the plan's strategy cannot be built here.
+        TrainingError: the model cannot be trained, or not under this plan.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Callable[[], keras.Model],
+        plan: Plan,
+        *,
+        batch_scaling: str = "auto",
+        warmup_steps: int | None = None,
+        steps_per_loop: int | str = "auto",
+    ) -> None:
+        model_checks.require_supported()
+        require_trainable_kind(plan)
+        if steps_per_loop != "auto":
+            model_checks.require_positive(steps_per_loop=steps_per_loop)
+        self.plan = plan
+        self.strategy = builder.build(plan)
+        self.model = model_checks.model_from(model)
+        self._batch_scaling = batch_scaling
+        self._warmup_steps = warmup_steps
+        self._steps_per_loop = steps_per_loop
+        self._layout = _layout(self.strategy, plan)
+        self._loops: dict[tuple[bool, ...], loops.Loop] = {}
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and speaks for the cluster."""
+        return self._layout.first == 0
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> keras.callbacks.History:
+        """Train; arguments as in `keras.Model.fit`.
+
+        `batch_size` (for arrays) and `steps_per_epoch` are as for one device;
+        the scaling turns them into those of the run.
+
+        Returns:
+            Keras's `History` with `.model`, `.plan`, `.report`, `.strategy`.
+
+        Raises:
+            TrainingError: data or model cannot be trained, or a loss is not
+                finite.
+            PlanError: workers made different plans.
+        """
+        model_checks.require_compiled(self.model)
+        model_checks.require_positive(
+            batch_size=batch_size, steps_per_epoch=steps_per_epoch, epochs=epochs
+        )
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = keras_data.split_for_validation(
+                (x, y, sample_weight), validation_split
+            )
+        seed = self._agreed_seed()
+        given = data.source(
+            self._reshuffled(x, seed),
+            y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            class_weight=class_weight,
+        )
+        scaling, growth = self._scale(given, steps_per_epoch, epochs)
+        steps = None if steps_per_epoch is None else -(-steps_per_epoch // growth)
+
+        def feed(first_epoch: int) -> data.Feed:
+            made = data.batches(
+                given, growth=growth, shuffle=shuffle, seed=seed, first_epoch=first_epoch
+            )
+            return self._feed(made, steps)
+
+        first = feed(initial_epoch)
+        validate = self._validator(
+            validation_data,
+            batch_size=validation_batch_size or scaling.global_batch_size,
+            steps=validation_steps,
+        )
+        self._warn(model_checks.warnings_about(self.model, scaling, self.plan.replicas))
+        if verbose != 0 and self.is_chief:
+            sys.stdout.write(f"{plan_text.heading(self.plan)}\n")
+            sys.stdout.write(f"{block(scaling, replicas=self.plan.replicas)}\n")
+        history, counts = outer_loop.train(
+            self.model,
+            first,
+            # BackupAndRestore may choose another epoch to go on from; a
+            # generator goes on from where it is, whatever the epoch.
+            refeed=None if keras_data.is_generator(given.adapter) else feed,
+            loop=self._loop,
+            rate=ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
+            pace=Pace(self._layout, self._workers, self._wanted_steps_per_loop()),
+            callbacks=callbacks,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            verbose=verbose if self.is_chief else 0,
+            validate=validate,
+            validation_freq=validation_freq,
+            is_chief=self.is_chief,
+            workers=self._workers,
+        )
+        history.plan, history.strategy = self.plan, self.strategy  # it has .model already
+        history.report = Report(
+            strategy=self.plan.kind,
+            replicas=self.plan.replicas,
+            workers=self._workers,
+            global_batch=scaling.global_batch_size,
+            **counts,
+        )
+        return history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Loss and metrics over all rows; arguments and result as in `keras.Model.evaluate`.
+
+        Raises:
+            TrainingError: the data cannot be read, or the model has no loss.
+        """
+        model_checks.require_compiled(self.model)
+        model_checks.require_positive(batch_size=batch_size, steps=steps)
+        self._require_agreement()
+        validate = self._validator((x, y, sample_weight), batch_size=batch_size, steps=steps)
+        assert validate is not None
+        logs = validate(callbacks, verbose if self.is_chief else 0)
+        return logs if return_dict else keras_internals.metrics_in_order(self.model, logs)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Outputs for all rows in input order; arguments and result as in `keras.Model.predict`.
+
+        Every worker of a cluster gets all rows.
+
+        Raises:
+            TrainingError: the data holds nothing, or outputs of several
+                workers cannot be put together.
+        """
+        model_checks.require_positive(batch_size=batch_size, steps=steps)
+        self._require_agreement()
+        made = data.batches(data.source(x, batch_size=batch_size, steps_per_epoch=steps))
+        feed = self._feed(made, steps)
+        function = prediction.make_predict(self.model, feed.layout, workers=self._workers)
+        return prediction.run(
+            self.model, function, feed, callbacks, verbose if self.is_chief else 0
+        )
+
+    def save(self, path: Any) -> None:
+        """`model.save(path)` on the chief; nothing on other workers."""
+        if self.is_chief:
+            self.model.save(path)
+
+    @property
+    def _workers(self) -> int:
+        return self._layout.replicas // self._layout.local
+
+    def _scale(
+        self, given: data.Source, steps_per_epoch: int | None, epochs: int
+    ) -> tuple[Scaling, int]:
+        """Batch and rate for this data and optimizer, and how often the user's batch grows."""
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        rate = keras_internals.constant_learning_rate(optimizer)
+        scaling = scale(
+            replicas=self.plan.replicas,
+            batch_size=given.batch_size,
+            batch_scaling=self._batch_scaling,
+            learning_rate=rate,
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+            warmup_steps=self._warmup_steps,
+            steps_per_epoch=steps_per_epoch or given.steps,
+            epochs=epochs,
+            rows=given.rows,
+        )
+        growth = 1
+        if scaling.global_batch_size and given.batch_size:
+            growth = scaling.global_batch_size // given.batch_size
+        self.plan = dataclasses.replace(self.plan, scaling=scaling)
+        self._require_agreement()
+        if growth > 1 and optimizer is not None and rate is None:
+            self._warn(
+                (
+                    "The learning rate is a schedule: its values are multiplied by "
+                    f"{scaling.learning_rate_factor:g} and it runs {growth} times as fast, since "
+                    f"each step has {growth} times the rows.",
+                )
+            )
+        return scaling, growth
+
+    def _warn(self, texts: tuple[str, ...]) -> None:
+        warnings = tuple(dict.fromkeys((*self.plan.warnings, *texts)))
+        self.plan = dataclasses.replace(self.plan, warnings=warnings)
+
+    def _require_agreement(self) -> None:
+        """Compare plans with the other workers before the first step of each call."""
+        if self._workers > 1:
+            agreement.require_same_plan(self._layout, self.plan)
+
+    def _agreed_seed(self) -> int:
+        """The seed of the order of rows: the chief's draw from Python's generator.
+
+        `keras.utils.set_random_seed` fixes it.
+        """
+        seed = random.randrange(2**31)  # noqa: S311  (an order of rows is no secret)
+        if self._workers > 1:
+            seed = int(agreement.exchange(self._layout, str(seed))[0])
+        return seed
+
+    def _reshuffled(self, x: Any, seed: int) -> Any:
+        """A dataset whose unseeded shuffles draw the same order on all workers."""
+        if self._workers == 1 or not isinstance(x, tf.data.Dataset):
+            return x
+        return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
+
+    def _feed(self, made: data.Batches, steps: int | None) -> data.Feed:
+        """Build the model for these batches, move it into the strategy, lay the data out."""
+        keras_internals.build(self.model, made.spec)
+        relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
+        variables = keras_internals.metric_variables_of(self.model)
+        layout = dataclasses.replace(
+            self._layout,
+            scarce=data.may_be_scarce(made, self._layout.replicas),
+            metric_ids=frozenset(map(id, variables)),
+        )
+        return data.Feed(made, layout, steps_per_epoch=steps)
+
+    def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
+        key = (
+            *keras_internals.compiled_state(self.model),
+            training,
+            to_end,
+            one_step,
+            layout.scarce,
+        )
+        if key not in self._loops:
+            self._loops[key] = loops.make_loop(
+                self.model, layout, training=training, to_end=to_end, one_step=one_step
+            )
+        return self._loops[key]
+
+    def _validator(
+        self, validation: Any, *, batch_size: int | None, steps: int | None
+    ) -> outer_loop.Validate | None:
+        """A function of callbacks and verbosity that evaluates this data; None without data."""
+        if validation is None:
+            return None
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation)
+        given = data.source(
+            x, y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
+        )
+        feed = self._feed(data.batches(given), steps)
+
+        def validate(callbacks: Any, verbose: Any) -> dict[str, Any]:
+            return outer_loop.evaluate(self.model, feed, self._loop, callbacks, verbose)
+
+        return validate
+
+    def _wanted_steps_per_loop(self) -> int | None:
+        """What the user asked for here or in `compile`; None to measure."""
+        if isinstance(self._steps_per_loop, int):
+            return self._steps_per_loop
+        compiled = self.model.steps_per_execution
+        return compiled if compiled > 1 else None
+
+
+def require_trainable_kind(plan: Plan) -> None:
+    """Check that this version trains under the plan's strategy.
+
+    Raises:
+        TrainingError: naming those that it does.
+    """
+    if plan.kind not in _KINDS:
+        raise TrainingError(
+            f"This version trains under {', '.join(kind.value for kind in _KINDS)}. Received a "
+            f"plan for: {plan.kind.value}. Pass strategy= one of these, or build(plan) and write "
+            "the loop yourself."
+        )
+
+
+def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
+    local = len(plan.devices)
+    rank = (plan.cluster.rank or 0) if plan.cluster and plan.workers > 1 else 0
+    return Layout(
+        strategy=None if strategy is tf.distribute.get_strategy() else strategy,
+        replicas=plan.workers * local,
+        local=local,
+        first=rank * local,
+    )

@@ -1,0 +1,71 @@
+"""What the case scripts share: a fresh interpreter each, so virtual devices can be set.
+
+`run` trains through autostrategy on n virtual CPU replicas, with batch and
+learning-rate scaling off unless a case asks for it.
+"""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def virtual_cpus(n):
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * n)
+
+
+def run(model_fn, data, n, **kw):
+    import autostrategy
+
+    kw.setdefault("batch_scaling", "off")
+    kw.setdefault("verbose", 0)
+    if "steps_per_execution" in kw:
+        kw["steps_per_loop"] = kw.pop("steps_per_execution")
+    return autostrategy.fit(model_fn, data, devices=[f"CPU:{i}" for i in range(n)], **kw)
+
+
+def one_weight(loss="mse", optimizer=None, w0=0.0, metrics=(), **dense):
+    """y = w * x; the smallest net whose steps can be done by hand."""
+    import keras
+
+    def model_fn():
+        model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                keras.layers.Dense(
+                    1,
+                    use_bias=False,
+                    kernel_initializer=keras.initializers.Constant(w0),
+                    **dense,
+                ),
+            ]
+        )
+        model.compile(
+            optimizer=optimizer() if optimizer else keras.optimizers.SGD(0.1),
+            loss=loss,
+            metrics=list(metrics),
+        )
+        return model
+
+    return model_fn
+
+
+def col(*v):
+    import numpy as np
+
+    return np.asarray(v, "float32").reshape(-1, 1)
+
+
+def ordered(x, y, batch, *rest):
+    """A dataset in the given order, never shuffled."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((x, y, *rest)).batch(batch)
+
+
+def w_of(res):
+    return float(res.model.get_weights()[0].ravel()[0])

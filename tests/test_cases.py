@@ -1,0 +1,31 @@
+"""Behaviours from public bug reports, each in an interpreter of its own.
+
+A case is a script that ends without an error; tests/cases/common.py has the
+few lines they share.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+CASES = pathlib.Path(__file__).parent / "cases"
+
+
+@pytest.mark.parametrize("case", sorted(CASES.glob("case_*.py")), ids=lambda path: path.stem)
+def test_case_ends_without_an_error(case, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(CASES)}
+
+    done = subprocess.run(
+        [sys.executable, str(case)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
