@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from tensorflow.python.distribute import values
 from tensorflow.python.eager import context as eager_context
 
 
@@ -44,3 +45,18 @@ def late_collectives() -> Iterator[None]:
     finally:
         context._context_handle = handle
         del context.enable_collective_ops
+
+
+def let_distributed_variables_be_numbers() -> None:
+    """Give distributed variables the conversions that plain ones have: float(), int(), bool().
+
+    `float(model.optimizer.learning_rate)` in a callback is ordinary code, and
+    TensorFlow forgot it here. Methods that a later version brings are kept.
+    """
+    for name, convert in (("__float__", float), ("__int__", int), ("__bool__", bool)):
+        if name not in vars(values.DistributedVariable):
+            setattr(
+                values.DistributedVariable,
+                name,
+                lambda variable, convert=convert: convert(variable.numpy()),
+            )

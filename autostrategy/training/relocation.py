@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from autostrategy import tensorflow_internals
 from autostrategy.training import keras_internals
 
 # Odd, and far from any power of two: seeds of different replicas share no
@@ -41,6 +42,7 @@ def relocate(
         values: values by id of the Keras variable, for variables that can no
             longer be read; see `detach`.
     """
+    tensorflow_internals.let_distributed_variables_be_numbers()
     for variable in keras_internals.state_of(model):
         if values is None and _lives_in(variable.value, strategy):
             continue
