@@ -7,11 +7,19 @@ loudly when one of these parts changes.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context as eager_context
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop the two warnings about what `late_collectives` takes care of."""
+    return not record.getMessage().startswith(
+        ("Enabling collective ops after program startup", "Configuring coordination service type")
+    )
 
 
 def is_initialized() -> bool:
@@ -40,9 +48,12 @@ def late_collectives() -> Iterator[None]:
 
     context._context_handle = None
     context.enable_collective_ops = enable_with_context
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_news)
     try:
         yield
     finally:
+        logger.removeFilter(_is_news)
         context._context_handle = handle
         del context.enable_collective_ops
 

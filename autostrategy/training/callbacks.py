@@ -36,8 +36,8 @@ def for_this_task(
     kept: list[Any] = []
     for callback in callbacks:
         if not is_chief and isinstance(callback, _WRITERS):
-            continue
-        if not isinstance(callback, _SAVERS):
+            kept.append(_Silent(callback))
+        elif not isinstance(callback, _SAVERS):
             kept.append(callback)
         else:
             kept.append(_Saving(callback, rate) if is_chief else _Restoring(callback, rate))
@@ -60,6 +60,18 @@ def _overrides(callback: Any, name: str) -> bool:
     if owner in _SAVERS:  # Keras's own hook, which does nothing if files are per epoch
         return getattr(callback, "save_freq", "epoch") != "epoch"
     return owner not in (keras.callbacks.Callback, keras.callbacks.ProgbarLogger)
+
+
+class _Silent(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that another task runs.
+
+    It is still asked whether it looks at batches: all tasks must run loops of
+    the same lengths.
+    """
+
+    def __init__(self, wrapped: Any) -> None:
+        super().__init__()
+        self.wrapped = wrapped
 
 
 class _Saving(keras.callbacks.Callback):
