@@ -71,20 +71,29 @@ def rows_of(adapter: Adapter) -> int:
 
 def grabber(adapter: Adapter) -> Callable[[tf.Tensor], Any]:
     """A function from row numbers, shape [n], to those rows of the adapter's arrays."""
-    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    inputs = tree.lists_to_tuples(inputs)
+    sliceable = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    arrays = tree.traverse(_as_tensor, tree.lists_to_tuples(sliceable))
 
     def grab(indices: tf.Tensor) -> Any:
         def grab_one(leaf: Any) -> Any:
             if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
-            if isinstance(leaf, (list, tuple, dict)):
-                return None  # not a leaf: go on inside
-            return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
+            if tf.is_tensor(leaf):
+                return tf.gather(leaf, indices, axis=0)
+            return _DESCEND
 
-        return tree.traverse(grab_one, inputs)
+        return tree.traverse(grab_one, arrays)
 
     return grab
+
+
+_DESCEND = None  # what `tree.traverse` takes for "not a leaf: go on inside"
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, array_slicing.TensorflowSparseWrapper) or tf.is_tensor(leaf):
+        return leaf
+    return _DESCEND if isinstance(leaf, (list, tuple, dict)) else tf.convert_to_tensor(leaf)
 
 
 def split_for_validation(arrays: Any, fraction: float) -> tuple[Any, Any]:
