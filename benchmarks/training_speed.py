@@ -124,9 +124,7 @@ def run_loop(net: str, replicas: int, epochs: int) -> float:
         optimizer.build(model.trainable_variables)
         accuracy.update_state([0], [[1.0] + [0.0] * 9])
         accuracy.reset_state()
-    iterator = iter(
-        strategy.experimental_distribute_dataset(dataset) if replicas > 1 else dataset
-    )
+    iterator = iter(strategy.experimental_distribute_dataset(dataset) if replicas > 1 else dataset)
 
     def step(batch):
         inputs, labels = batch
@@ -207,7 +205,9 @@ def main() -> None:
             ]
             for contender in CONTENDERS:
                 own = [r[contender]["milliseconds"] for r in rounds]
-                ratio = [r["autostrategy"]["milliseconds"] / r[contender]["milliseconds"] for r in rounds]
+                ratio = [
+                    r["autostrategy"]["milliseconds"] / r[contender]["milliseconds"] for r in rounds
+                ]
                 memory = [r[contender]["megabytes"] for r in rounds]
                 print(
                     f"| {net} | {replicas} | {contender} | {statistics.median(own):.2f} "

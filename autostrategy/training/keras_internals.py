@@ -251,12 +251,22 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
 )
 
+_NO_RESULTS: tuple[tuple[Any, str, Any], ...] = (
+    (KerasTrainer, "get_metrics_result", lambda model: {}),
+)
+
 
 @contextlib.contextmanager
-def replica_semantics() -> Iterator[None]:
-    """Keras's functions as a replica needs them, while the block traces its step."""
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in _REPLACEMENTS]
-    for owner, name, replacement in _REPLACEMENTS:
+def replica_semantics(*, without_results: bool = False) -> Iterator[None]:
+    """Keras's functions as a replica needs them, while the block traces its step.
+
+    Args:
+        without_results: let steps return no metric results, which cost
+            operations in every step although only the last step's are read.
+    """
+    replacements = _REPLACEMENTS + (_NO_RESULTS if without_results else ())
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
+    for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
     try:
         yield
@@ -338,6 +348,11 @@ def reindex(optimizer: Any) -> None:
 def has_own(model: keras.Model, step: str) -> bool:
     """Whether the model's class overrides `train_step`, `test_step` or `predict_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)
+
+
+def returns_own_logs(model: keras.Model, step: str) -> bool:
+    """Whether the step's logs are made by the user's code and may be other than the metrics."""
+    return any(has_own(model, name) for name in (step, "compute_metrics", "get_metrics_result"))
 
 
 def build(model: keras.Model, spec: Any) -> None:

@@ -41,10 +41,11 @@ def make_loop(
     """
     layout = dataclasses.replace(layout, assigned={})
     step = steps.step_of(model, layout, training=training)
-    own = keras_internals.has_own(model, "train_step" if training else "test_step")
+    name = "train_step" if training else "test_step"
+    own = keras_internals.returns_own_logs(model, name)
 
     def run_steps(iterator: Any, count: tf.Tensor) -> Any:
-        with keras_internals.replica_semantics():
+        with keras_internals.replica_semantics(without_results=not own):
             totals = on_replicas(layout, lambda: steps.begin(model))
             # The logs of a step of the user's own matter for the last step
             # only, so that step stands outside the loop.
@@ -92,9 +93,17 @@ def _repeat(
     layout: Layout, step: Callable[..., Any], iterator: Any, count: tf.Tensor, *, to_end: bool
 ) -> tf.Tensor:
     """Up to `count` steps; the number done."""
+    if not to_end:
+
+        def step_once(done: tf.Tensor) -> tuple[tf.Tensor]:
+            _once(layout, step, iterator, to_end=False)
+            return (done + 1,)
+
+        (done,) = tf.while_loop(lambda done: done < count, step_once, (tf.constant(0),))
+        return done
 
     def body(done: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        more, _ = _once(layout, step, iterator, to_end=to_end)
+        more, _ = _once(layout, step, iterator, to_end=True)
         return done + more, tf.equal(more, 1)
 
     done, _ = tf.while_loop(

@@ -81,7 +81,7 @@ def train(
         steps=feed.steps,
         model=model,
     )
-    own = keras_internals.has_own(model, "train_step")
+    own = keras_internals.returns_own_logs(model, "train_step")
     if callback_rules.need_every_batch(given) or own:
         # The logs of a step of the user's own come from the step, not from metrics.
         pace.single(always=own and not feed.sure)
@@ -200,7 +200,7 @@ def evaluate(
             model=model,
         )
     every = callback_rules.need_every_batch(hooks.callbacks, "test")
-    own = keras_internals.has_own(model, "test_step")
+    own = keras_internals.returns_own_logs(model, "test_step")
     pace = 1 if every or own else max(_TEST_STEPS_PER_LOOP, model.steps_per_execution)
     model.stop_evaluating = False
     hooks.on_test_begin()

@@ -52,7 +52,7 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
     """
     name = "train_step" if training else "test_step"
     step = getattr(model, name)
-    own = keras_internals.has_own(model, name)
+    own = keras_internals.returns_own_logs(model, name)
 
     if layout.single:
         compiled = model.jit_compile and not model.run_eagerly
