@@ -62,8 +62,9 @@ def make_model(net: str):
 
 
 def run_autostrategy(net: str, replicas: int, epochs: int) -> float:
-    import autostrategy
     import keras
+
+    import autostrategy
 
     x, y = make_data(net)
     clock = EpochClock()

@@ -9,19 +9,15 @@ such arrays are copied.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import keras_data
+from autostrategy.training import copying, keras_data
 from autostrategy.training.steps import Layout
 
 
@@ -84,7 +80,7 @@ def source(
         ValueError: from Keras, for data that it does not take.
     """
     adapter = keras_data.adapt(
-        _copying(x),
+        copying.copying(x),
         y,
         sample_weight=sample_weight,
         batch_size=batch_size,
@@ -304,139 +300,3 @@ def _batch_size_of(adapter: Any) -> int | None:
     for element in dataset.take(1):
         return int(_rows(element))
     raise TrainingError("The dataset must have at least 1 batch. Received: an empty dataset.")
-
-
-def _copying(x: Any) -> Any:
-    """Python sources that hand out copies, so that TensorFlow may do with them as it likes.
-
-    TensorFlow takes an aligned NumPy array from a Python function without a
-    copy, and a later operation may then write its result in place: stock
-    Keras was seen to overwrite a user's labels that way.
-    """
-    if inspect.isgenerator(x):
-        return (_copy(batch) for batch in x)
-    if isinstance(x, keras.utils.PyDataset):
-        return CopyingPyDataset(x)
-    return x
-
-
-def _copy(batch: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
-    )
-
-
-class CopyingPyDataset(keras.utils.PyDataset):
-    """A user's PyDataset with copied batches, in an order that all workers agree on."""
-
-    def __init__(self, inner: keras.utils.PyDataset) -> None:
-        super().__init__(
-            workers=inner.workers,
-            use_multiprocessing=inner.use_multiprocessing,
-            max_queue_size=inner.max_queue_size,
-        )
-        self._inner = inner
-        self._seed: int | None = None
-        self._epoch = 0
-        self._order: np.ndarray | None = None
-
-    def reorder(self, seed: int | None, epoch: int) -> None:
-        """Draw batches in an order made from `seed` and the epoch; None keeps the order."""
-        self._seed = None if self._inner.num_batches is None else seed
-        self._epoch = epoch
-        self._order = None
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._inner.num_batches
-
-    def __getitem__(self, index: int) -> Any:
-        if self._seed is not None and self._order is None:
-            generator = np.random.default_rng([self._seed, self._epoch])
-            self._order = generator.permutation(self.num_batches)
-        return _copy(self._inner[index if self._order is None else int(self._order[index])])
-
-    def on_epoch_begin(self) -> None:
-        self._inner.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._inner.on_epoch_end()
-        self._epoch += 1
-        self._order = None
-
-
-class Feed:
-    """Iterators of one run: what the next epoch reads, and from where.
-
-    Follows keras/src/trainers/epoch_iterator.py, with two differences: a
-    generator is never started again (Keras would repeat its first batches),
-    and arrays run on from epoch to epoch without a pause.
-    """
-
-    def __init__(self, given: Batches, layout: Layout, *, steps_per_epoch: int | None) -> None:
-        self.layout = layout
-        self._source = given
-        self._dataset = for_replicas(given, layout)
-        self._steps_per_epoch = steps_per_epoch
-        self._iterator: Iterator[Any] | None = None
-        self._position = 0
-        self.exhausted = False
-        self._endless = bool(given.dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-        if steps_per_epoch is None and self._endless and given.passes != "endless":
-            raise TrainingError(
-                "A dataset without end needs steps_per_epoch. Received: steps_per_epoch=None."
-            )
-
-    @property
-    def steps(self) -> int | None:
-        """Steps in the next epoch as far as known, for the progress bar."""
-        return self._steps_per_epoch or self._source.steps()
-
-    @property
-    def sure(self) -> bool:
-        """Whether an epoch surely holds its steps, so that no step must look for the end."""
-        return self._endless or self._source.steps() is not None
-
-    def rows(self, steps: int) -> int | None:
-        """Examples in `steps` steps of an epoch, None when the data does not tell."""
-        size, rows = self._source.batch_size, self._source.rows
-        if size is None:
-            return None
-        return steps * size if rows is None else min(steps * size, rows)
-
-    @contextlib.contextmanager
-    def epoch(self) -> Iterator[tuple[Iterator[Any], int | None]]:
-        """The iterator of the next epoch, and how many steps it holds (None: to the end)."""
-        self._source.on_epoch_begin()
-        total = self._source.steps()
-        keep = self._source.passes != "again" or self._steps_per_epoch is not None
-        if self._iterator is None or not keep:
-            self._iterator = iter(self._dataset)
-            self._position = 0
-        wanted = self._steps_per_epoch or total
-        if total is not None and wanted is not None:
-            wanted = min(wanted, total - self._position)
-        try:
-            yield self._iterator, wanted
-        finally:
-            self._source.on_epoch_end()
-
-    def finished(self, steps: int, wanted: int | None) -> None:
-        """Note that an epoch ended after `steps` of `wanted`; warns when data ran out early."""
-        self._position += steps
-        total = self._source.steps()
-        if total is not None and self._position >= total:
-            self._position = 0
-            if self._source.passes == "again":
-                self._iterator = None
-        if total is None and (wanted is None or steps < wanted):
-            if self._source.passes == "once":
-                self.exhausted = True
-            else:
-                self._iterator = None
-        if self._steps_per_epoch is not None and steps < self._steps_per_epoch:
-            warnings.warn(
-                f"The data ended after {steps} of {self._steps_per_epoch} steps of this epoch. "
-                "Make sure that it holds steps_per_epoch * epochs batches, or use .repeat().",
-                stacklevel=2,
-            )

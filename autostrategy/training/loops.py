@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy.training import keras_internals, steps
+from autostrategy.training import keras_internals, keras_semantics, steps
 from autostrategy.training.steps import Layout
 
 # (iterator, number of steps) -> steps done, logs
@@ -45,7 +45,7 @@ def make_loop(
     own = keras_internals.returns_own_logs(model, name)
 
     def run_steps(iterator: Any, count: tf.Tensor) -> Any:
-        with keras_internals.replica_semantics(without_results=not own):
+        with keras_semantics.replica_semantics(without_results=not own):
             totals = on_replicas(layout, lambda: steps.begin(model))
             # The logs of a step of the user's own matter for the last step
             # only, so that step stands outside the loop.

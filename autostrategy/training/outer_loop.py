@@ -23,7 +23,7 @@ import tensorflow as tf
 from autostrategy.errors import TrainingError
 from autostrategy.training import agreement, keras_internals
 from autostrategy.training import callbacks as callback_rules
-from autostrategy.training.data import Feed
+from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
 

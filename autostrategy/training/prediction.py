@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import keras_internals, loops, steps
-from autostrategy.training.data import Feed
+from autostrategy.training import keras_semantics, loops, steps
+from autostrategy.training.feed import Feed
 from autostrategy.training.steps import Layout
 
 
@@ -23,7 +23,7 @@ def make_predict(model: keras.Model, layout: Layout, *, workers: int) -> Callabl
         step = _gathering(step)
 
     def predict(element: Any) -> Any:
-        with keras_internals.replica_semantics():
+        with keras_semantics.replica_semantics():
             outputs = loops.run_element(layout, step, element)
         if layout.strategy is None:
             return outputs

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy.training import keras_internals
+from autostrategy.training import keras_internals, keras_semantics
 from autostrategy.training import share as shares
 
 
@@ -139,7 +139,7 @@ def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
     """
     metrics = _metric_components(model)
     averaged = [
-        keras_internals.local_component(variable.value)
+        keras_semantics.local_component(variable.value)
         for key, variable in layout.assigned.items()
         if key not in layout.metric_ids and variable.value.dtype.is_floating
     ]
@@ -152,7 +152,7 @@ def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
 
 def _metric_components(model: keras.Model) -> list[tf.Variable]:
     return [
-        keras_internals.local_component(variable.value)
+        keras_semantics.local_component(variable.value)
         for variable in keras_internals.metric_variables_of(model)
     ]
 

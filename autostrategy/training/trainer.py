@@ -36,6 +36,7 @@ from autostrategy.training import (
     prediction,
     relocation,
 )
+from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
 from autostrategy.training.steps import Layout
@@ -144,7 +145,7 @@ class Trainer:
         scaling, growth = self._scale(given, steps_per_epoch, epochs)
         steps = None if steps_per_epoch is None else -(-steps_per_epoch // growth)
 
-        def feed(first_epoch: int) -> data.Feed:
+        def feed(first_epoch: int) -> Feed:
             made = data.batches(
                 given, growth=growth, shuffle=shuffle, seed=seed, first_epoch=first_epoch
             )
@@ -303,7 +304,7 @@ class Trainer:
             return x
         return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
 
-    def _feed(self, made: data.Batches, steps: int | None) -> data.Feed:
+    def _feed(self, made: data.Batches, steps: int | None) -> Feed:
         """Build the model for these batches, move it into the strategy, lay the data out."""
         keras_internals.build(self.model, made.spec)
         relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
@@ -313,7 +314,7 @@ class Trainer:
             scarce=data.may_be_scarce(made, self._layout.replicas),
             metric_ids=frozenset(map(id, variables)),
         )
-        return data.Feed(made, layout, steps_per_epoch=steps)
+        return Feed(made, layout, steps_per_epoch=steps)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
         key = (
