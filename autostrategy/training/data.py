@@ -244,7 +244,7 @@ def _part(
     return batch, {
         "rows": tf.cast(rows, tf.int32),
         "start": tf.cast(start, tf.int32),
-        "weight": tf.where(scarce, 1.0 / replicas, fraction),
+        "weight": tf.where(scarce, 1.0 if replica == 0 else 0.0, fraction),
         "fraction": fraction,
     }
 

@@ -33,12 +33,37 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     return list(found.values())
 
 
+def metrics_of(model: keras.Model) -> list[Any]:
+    """Every metric of the model that holds state of its own, inner ones too, each once."""
+    found: dict[int, Any] = {}
+    waiting = list(model.metrics)
+    for layer in model._flatten_layers():
+        waiting.extend(getattr(layer, "_metrics", ()))
+    while waiting:
+        metric = waiting.pop(0)
+        if id(metric) not in found:
+            found[id(metric)] = metric
+            waiting.extend(metric.metrics if hasattr(metric, "metrics") else ())
+            waiting.extend(metric._metrics)
+    return [metric for metric in found.values() if metric._variables]
+
+
 def metric_variables_of(model: keras.Model) -> list[Any]:
     """Keras variables that hold the state of the model's metrics, each once."""
     metrics = list(model.metrics)
     for layer in model._flatten_layers():
         metrics.extend(getattr(layer, "_metrics", ()))
     return _unique(variable for metric in metrics for variable in metric.variables)
+
+
+def linear_variables_of(model: keras.Model) -> list[Any]:
+    """Keras variables that are only ever moved, and never read in training."""
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.non_trainable_variables
+    ]
 
 
 def state_of(model: keras.Model) -> list[Any]:
@@ -78,10 +103,10 @@ def forget_strategy(model: keras.Model) -> None:
             layer.train_function = layer.test_function = layer.predict_function = None
 
 
-def reindex(optimizer: Any) -> None:
-    """Let a built optimizer find its slots by the variables that are there now."""
+def reindex(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Let an optimizer find its slots by the variables that there are now, in `strategy`."""
+    optimizer._distribution_strategy = strategy
     if optimizer.built:
-        optimizer._distribution_strategy = tf.distribute.get_strategy()
         optimizer._trainable_variables_indices = {
             optimizer._var_key(variable): index
             for index, variable in enumerate(optimizer._trainable_variables)
@@ -120,6 +145,10 @@ def build(model: keras.Model, spec: Any) -> None:
             )
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    if has_own(model, "train_step") and not all(each.built for each in optimizers_of(model)):
+        # Only the step knows which optimizer has which variables: trace it once
+        # on one device, where nothing runs and what is lazy gets made.
+        tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
 def _symbolic(spec: Any) -> Any:
@@ -173,3 +202,9 @@ def constant_learning_rate(optimizer: Any) -> float | None:
 def compiled_state(model: keras.Model) -> tuple[int, ...]:
     """Changes whenever `compile` is called, so that a traced step is not used beyond it."""
     return (id(model._compile_config), id(model.optimizer))
+
+
+def scope_of(optimizer: Any) -> Any:
+    """The scope of the strategy that holds the optimizer's variables."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner._distribution_strategy.scope()

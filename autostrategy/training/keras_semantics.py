@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable
+from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
@@ -42,6 +43,7 @@ _scale_loss = BaseOptimizer.scale_loss
 _scale_loss_scaled = LossScaleOptimizer.scale_loss
 _all_reduce = TFOptimizer._all_reduce_sum_gradients
 _update_mean = keras.metrics.Mean.update_state
+_update_wrapped = keras.metrics.MeanMetricWrapper.update_state
 _merge_call = tf.__internal__.distribute.interim.maybe_merge_call
 
 
@@ -74,19 +76,50 @@ def _replica_assign(variable: Any, value: Any) -> None:
     value = tf.cast(value, target.dtype)
     if not share.reduced:
         share.assigned[id(variable)] = variable
-        if target.dtype.is_floating and id(variable) not in share.metric_ids:
-            # BatchNormalization and its kin move a statistic linearly, so weighting
-            # the move makes the plain mean over replicas the mean over rows.
+        if id(variable) in share.metric_ids and not _is_sum(value, target):
+            share.not_sums[id(variable)] = variable
+        if id(variable) in share.linear_ids:
+            # BatchNormalization only ever moves its statistics, so weighting the
+            # move makes the plain mean over replicas, which can wait for the
+            # end of a loop, the mean over rows.
             old = target.read_value()
             value = old + (value - old) * tf.cast(share.weight * share.replicas, target.dtype)
     target.assign(value)
+
+
+def _is_sum(value: tf.Tensor, target: tf.Variable) -> bool:
+    """Whether `value` is `target` plus or minus something, as far as the graph tells."""
+    if tf.executing_eagerly() or not hasattr(value, "op"):
+        return True
+    operation = _origin(value).op
+    return operation.type in ("AddV2", "Add", "Sub") and any(
+        _reads(_origin(each).op, target) for each in operation.inputs
+    )
+
+
+def _reads(operation: Any, target: tf.Variable) -> bool:
+    if operation.type != "ReadVariableOp":
+        return False
+    graph = operation.graph
+    captured = graph.capture(target.handle) if hasattr(graph, "capture") else target.handle
+    return operation.inputs[0] is captured
+
+
+def _origin(value: tf.Tensor) -> tf.Tensor:
+    while value.op.type in ("Identity", "Cast", "Reshape"):
+        value = value.op.inputs[0]
+    return value
 
 
 def _replica_loss_call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
     share = shares.current()
     if share is None:
         return _call_loss(loss, y_true, y_pred, sample_weight)
-    share.loss_arguments = (loss, y_true, y_pred)
+    share.loss_arguments = (
+        loss,
+        keras.tree.map_structure(lambda y: keras.ops.convert_to_tensor(y, loss.dtype), y_true),
+        keras.tree.map_structure(lambda y: keras.ops.convert_to_tensor(y, loss.dtype), y_pred),
+    )
     try:
         return _call_loss(loss, y_true, y_pred, sample_weight)
     finally:
@@ -173,7 +206,6 @@ def _exchanged(share: shares.Share, grads: list[Any]) -> list[Any]:
     present = [gradient for gradient in grads if gradient is not None]
     if not share.weighted:
         present = [_times(gradient, share.weight) for gradient in present]
-    share.weighted = False
     summed = iter(shares.all_reduce_sum(present) if present else [])
     return [None if gradient is None else next(summed) for gradient in grads]
 
@@ -195,7 +227,7 @@ def _replica_scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
         share = shares.current()
         loss = original(optimizer, loss)
-        if share is None or not share.training:
+        if share is None or not share.weighs_loss:
             return loss
         # One multiplication here instead of one for each gradient, and right
         # also where a layer exchanges values in its backward pass.
@@ -222,6 +254,21 @@ def _replica_update_mean(metric: Any, values: Any, sample_weight: Any = None) ->
     return _update_mean(metric, values, sample_weight)
 
 
+def _replica_update_wrapped(
+    metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    share = shares.current()
+    if share is None or sample_weight is not None:
+        return _update_wrapped(metric, y_true, y_pred, sample_weight)
+    value = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+    if tf.convert_to_tensor(value).shape.rank != 0:
+        return _update_wrapped(metric, y_true, y_pred)
+    # One number for the batch may be any function of it: as with losses, take
+    # the global batch.
+    y_true, y_pred = shares.gathered(share, y_true, y_pred)
+    return _replica_update_mean(metric, metric._fn(y_true, y_pred, **metric._fn_kwargs))
+
+
 def _replica_merge_call(
     function: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -244,6 +291,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (LossScaleOptimizer, "scale_loss", _replica_scale_loss(_scale_loss_scaled)),
     (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
     (keras.metrics.Mean, "update_state", _replica_update_mean),
+    (keras.metrics.MeanMetricWrapper, "update_state", _replica_update_wrapped),
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
 )
 
@@ -269,3 +317,41 @@ def replica_semantics(*, without_results: bool = False) -> Iterator[None]:
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def global_results(metrics: list[Any]) -> Iterator[None]:
+    """Let `result()` of these metrics, called in a step, be that of all replicas.
+
+    A step of the user's own may put `metric.result()` into its logs under any
+    name; what this replica counted would be no answer.
+    """
+    for metric in metrics:
+        metric.result = _global_result(metric, metric.result)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.result
+
+
+def _global_result(metric: Any, result: Callable[..., Any]) -> Callable[..., Any]:
+    def of_all_replicas(*args: Any, **kwargs: Any) -> Any:
+        share = shares.current()
+        if share is None:
+            return result(*args, **kwargs)
+        counts = tf.equal(share.weight, share.fraction)
+        counted = [
+            tf.where(counts, variable.value, share.before.get(id(variable), variable.value))
+            for variable in metric.variables
+        ]
+        mapping = [
+            (variable, share.totals[id(variable)] + value)
+            for variable, value in zip(
+                metric.variables, shares.all_reduce_sum(counted), strict=True
+            )
+        ]
+        with StatelessScope(state_mapping=mapping):
+            return result(*args, **kwargs)
+
+    return of_all_replicas

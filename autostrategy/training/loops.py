@@ -9,6 +9,7 @@ read         metrics and logs, as they stand after the k-th step
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,16 +46,21 @@ def make_loop(
     own = keras_internals.returns_own_logs(model, name)
 
     def run_steps(iterator: Any, count: tf.Tensor) -> Any:
-        with keras_semantics.replica_semantics(without_results=not own):
+        metrics = keras_internals.metrics_of(model) if own and not layout.single else []
+        with (
+            keras_semantics.replica_semantics(without_results=not own),
+            keras_semantics.global_results(metrics),
+        ):
             totals = on_replicas(layout, lambda: steps.begin(model))
+            run_step = functools.partial(run_element, layout, step, totals=totals)
             # The logs of a step of the user's own matter for the last step
             # only, so that step stands outside the loop.
             done = tf.constant(0)
             if not one_step:
-                done = _repeat(layout, step, iterator, count - int(own), to_end=to_end)
+                done = _repeat(layout, run_step, iterator, count - int(own), to_end=to_end)
             logs: dict[str, Any] = {}
             if one_step or own:
-                more, logs = _once(layout, step, iterator, to_end=to_end)
+                more, logs = _once(layout, run_step, iterator, to_end=to_end)
                 done += more
             on_replicas(layout, lambda each: steps.end(model, layout, each), totals)
         return done, logs, model.get_metrics_result()
@@ -77,8 +83,13 @@ def on_replicas(layout: Layout, function: Callable[..., Any], *args: Any) -> Any
     return layout.strategy.run(function, args=args)
 
 
-def run_element(layout: Layout, step: Callable[..., Any], element: Any) -> Any:
-    """`step` on every replica with its part of one element of `data.for_replicas`."""
+def run_element(
+    layout: Layout, step: Callable[..., Any], element: Any, *, totals: Any = None
+) -> Any:
+    """`step` on every replica with its part of one element of `data.for_replicas`.
+
+    `totals` is what `steps.begin` returned; predict steps take none.
+    """
     if layout.strategy is None:
         return step(element)
     if layout.single:
@@ -86,7 +97,7 @@ def run_element(layout: Layout, step: Callable[..., Any], element: Any) -> Any:
     parts = layout.strategy.experimental_distribute_values_from_function(
         lambda context: element[context.replica_id_in_sync_group - layout.first]
     )
-    return layout.strategy.run(step, args=parts)
+    return layout.strategy.run(step, args=parts if totals is None else (*parts, totals))
 
 
 def _repeat(
@@ -119,12 +130,12 @@ def _once(
 ) -> tuple[tf.Tensor, dict[str, Any]]:
     """One step, or none where `to_end` and the data has ended; the number done and its logs."""
     if not to_end:
-        return tf.constant(1), _logs(layout, run_element(layout, step, iterator.get_next()))
+        return tf.constant(1), _logs(layout, step(iterator.get_next()))
     element = iterator.get_next_as_optional()
     specs: list[Any] = []
 
     def do() -> tuple[tf.Tensor, dict[str, Any]]:
-        logs = _logs(layout, run_element(layout, step, element.get_value()))
+        logs = _logs(layout, step(element.get_value()))
         specs.append({name: (value.dtype, value.shape) for name, value in logs.items()})
         return tf.constant(1), logs
 

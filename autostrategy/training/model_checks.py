@@ -132,3 +132,23 @@ def warnings_about(model: keras.Model, scaling: Scaling, replicas: int) -> tuple
             "and must not be divided by the number of replicas."
         )
     return tuple(found)
+
+
+def warnings_about_metrics(model: keras.Model, not_sums: dict[int, Any]) -> tuple[str, ...]:
+    """A warning for each metric of the user's whose state is not a sum over rows.
+
+    Args:
+        model: the model.
+        not_sums: Keras variables, by id, that a step wrote something else to
+            than what they held plus or minus something.
+    """
+    found = []
+    for metric in keras_internals.metrics_of(model):
+        ours = type(metric).__module__.startswith("keras.")
+        if not ours and any(id(variable) in not_sums for variable in metric.variables):
+            found.append(
+                f"The metric {metric.name!r} ({type(metric).__name__}) keeps something that is not "
+                "a sum over rows, so its value over several replicas is not that of one device. "
+                "Keep sums in update_state and combine them in result."
+            )
+    return tuple(found)

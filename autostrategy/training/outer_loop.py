@@ -114,7 +114,8 @@ def train(
     finally:
         rate.stop()
     if epochs > initial_epoch and isinstance(model.optimizer, keras.optimizers.Optimizer):
-        model.optimizer.finalize_variable_values(model.trainable_weights)
+        with keras_internals.scope_of(model.optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
     hooks.on_train_end(logs)
     history = model.history
     return history, {

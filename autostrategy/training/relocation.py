@@ -49,7 +49,7 @@ def relocate(
         value = values[id(variable)] if values is not None else variable.value.numpy()
         keras_internals.set_value(variable, _new(variable, value, strategy, first_replica))
     for optimizer in keras_internals.optimizers_of(model):
-        keras_internals.reindex(optimizer)
+        keras_internals.reindex(optimizer, strategy)
     keras_internals.forget_strategy(model)
 
 

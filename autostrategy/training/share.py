@@ -12,8 +12,8 @@ by rows.** With n rows in the global batch and r of them here:
 
 A batch with fewer rows than replicas is given whole to every replica, so that
 no layer ever meets zero rows and collectives inside layers stay matched. Then
-weight is 1 / replicas, fraction is 1, and only the first replica is counted
-in metrics.
+fraction is 1, and weight is 1 on the first replica and 0 on the others, which
+are not counted in metrics either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -35,11 +35,15 @@ class Share:
 
     `rows` (of the global batch) and `start` (of this share in it) are scalar
     int32 tensors, `weight` and `fraction` scalar float32 tensors.
-    `metric_ids` are the ids of the Keras variables that metrics own. The other
-    fields change while the step is traced: `assigned` collects the Keras
-    variables that the step writes by itself (not through an optimizer) by id,
-    `weighted` says that the loss already carries the weight, `reduced` that
-    gradients already crossed replicas.
+    `metric_ids` are the ids of the Keras variables that metrics own.
+    `totals` is what each metric variable holds for all replicas beside what
+    this one counts, `before` what it held before the step, both by id.
+    `weighs_loss` says that the step is Keras's own, where weighting the loss
+    is enough. The other fields change while the step is traced: `assigned`
+    collects the Keras variables that the step writes by itself (not through
+    an optimizer) by id, `not_sums` those of metrics that it writes something
+    else to than a sum, `weighted` says that the loss carries the weight,
+    `reduced` that gradients already crossed replicas.
     """
 
     rows: tf.Tensor
@@ -50,6 +54,11 @@ class Share:
     training: bool
     metric_ids: frozenset[int]
     assigned: dict[int, Any]
+    not_sums: dict[int, Any]
+    linear_ids: frozenset[int]
+    totals: dict[int, tf.Tensor]
+    weighs_loss: bool
+    before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
     reduced: bool = False
     loss_arguments: tuple[Any, Any, Any] | None = None
@@ -105,9 +114,7 @@ def scalar_loss(share: Share, loss: Any, sample_weight: Any, reduction: str | No
     """
     assert share.loss_arguments is not None
     loss_object, y_true, y_pred = share.loss_arguments
-    y_true_all = _gather(share, tf.convert_to_tensor(y_true), keep_local=False)
-    y_pred_all = _gather(share, tf.convert_to_tensor(y_pred), keep_local=True)
-    value = tf.cast(loss_object.call(y_true_all, y_pred_all), loss.dtype)
+    value = tf.cast(loss_object.call(*gathered(share, y_true, y_pred)), loss.dtype)
     if sample_weight is not None:
         # Keras broadcasts the scalar over the rows' weights and reduces that.
         total = tf.reduce_sum(tf.cast(sample_weight, loss.dtype))
@@ -117,6 +124,18 @@ def scalar_loss(share: Share, loss: Any, sample_weight: Any, reduction: str | No
         value *= total if reduction == "sum" else tf.math.divide_no_nan(total, size)
     constant = tf.stop_gradient(value)
     return constant + (value - constant) / tf.cast(share.fraction, loss.dtype)
+
+
+def gathered(share: Share, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Targets and predictions of the global batch, each of shape [rows, ...]."""
+    return (
+        tf.nest.map_structure(
+            lambda leaf: _gather(share, tf.convert_to_tensor(leaf), keep_local=False), y_true
+        ),
+        tf.nest.map_structure(
+            lambda leaf: _gather(share, tf.convert_to_tensor(leaf), keep_local=True), y_pred
+        ),
+    )
 
 
 def _gather(share: Share, local: tf.Tensor, *, keep_local: bool) -> tf.Tensor:
@@ -141,10 +160,10 @@ def masked_mean(share: Share, local_mean: tf.Tensor, local_divisor: tf.Tensor) -
         the global divisor.
     """
     divisor = tf.stop_gradient(tf.cast(local_divisor, local_mean.dtype))
-    total = all_reduce_sum(divisor)
-    return local_mean * tf.math.divide_no_nan(
-        divisor, total * tf.cast(share.weight, local_mean.dtype)
-    )
+    weight = tf.cast(share.weight, divisor.dtype)
+    fraction = tf.cast(share.fraction, divisor.dtype)
+    total = all_reduce_sum(divisor * weight / fraction)
+    return local_mean * tf.math.divide_no_nan(divisor, total * fraction)
 
 
 def divide_by_fraction(share: Share, value: tf.Tensor) -> tf.Tensor:

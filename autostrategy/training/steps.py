@@ -26,7 +26,9 @@ class Layout:
     `strategy` is None for one device that needs no strategy object. `replicas`
     counts over all workers, `local` those of this process, `first` is the
     number of its first one. `scarce` says that a batch may have fewer rows
-    than there are replicas. `assigned` fills while a step is traced.
+    than there are replicas. `metric_ids` and `linear_ids` are ids of the Keras
+    variables of metrics and of BatchNormalization. `assigned` and `not_sums`
+    fill while a step is traced; see `share.Share`.
     """
 
     strategy: tf.distribute.Strategy | None
@@ -35,7 +37,9 @@ class Layout:
     first: int = 0
     scarce: bool = True
     metric_ids: frozenset[int] = frozenset()
+    linear_ids: frozenset[int] = frozenset()
     assigned: dict[int, Any] = field(default_factory=dict)
+    not_sums: dict[int, Any] = field(default_factory=dict)
 
     @property
     def single(self) -> bool:
@@ -64,17 +68,27 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
 
         return single
 
-    def replica(batch: Any, extent: dict[str, tf.Tensor]) -> dict[str, Any]:
+    ids = [id(variable) for variable in keras_internals.metric_variables_of(model)]
+
+    def replica(
+        batch: Any, extent: dict[str, tf.Tensor], totals: list[tf.Tensor]
+    ) -> dict[str, Any]:
         share = shares.Share(
             **extent,
             replicas=layout.replicas,
             training=training,
             metric_ids=layout.metric_ids,
+            linear_ids=layout.linear_ids,
             assigned=layout.assigned,
+            not_sums=layout.not_sums,
+            totals=dict(zip(ids, totals, strict=True)),
+            weighs_loss=training and not keras_internals.has_own(model, name),
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
             logs = step(without_optionals(batch))
-            return shares.weighted_sum(dict(logs), share) if own and logs else {}
+            logs = shares.weighted_sum(dict(logs), share) if own and logs else {}
+            _average(layout, share)
+            return logs
 
     return replica
 
@@ -103,19 +117,35 @@ def _counting_rows_once(model: keras.Model, layout: Layout, share: shares.Share)
     if first or not layout.scarce:
         yield
         return
-    before = [
-        (variable, tf.identity(variable.value))
-        for variable in keras_internals.metric_variables_of(model)
-    ]
+    variables = keras_internals.metric_variables_of(model)
+    share.before = {id(variable): tf.identity(variable.value) for variable in variables}
     yield
 
     def restore() -> tf.Tensor:
-        for variable, value in before:
+        for variable in variables:
             if id(variable) in share.assigned:
-                variable.assign(value)
+                variable.assign(share.before[id(variable)])
         return tf.constant(True)
 
     tf.cond(tf.equal(share.weight, share.fraction), lambda: tf.constant(True), restore)
+
+
+def _average(layout: Layout, share: shares.Share) -> None:
+    """Make state that a layer keeps in floats equal on all replicas, as the mean over rows.
+
+    After every step, since the layer may read it in the next: spectral norms,
+    a codebook, a counter. Whole numbers are taken to be counted alike by all.
+    """
+    variables = [
+        variable
+        for key, variable in layout.assigned.items()
+        if key not in layout.metric_ids | layout.linear_ids and variable.value.dtype.is_floating
+    ]
+    weighted = [
+        variable.value * tf.cast(share.weight, variable.value.dtype) for variable in variables
+    ]
+    for variable, value in zip(variables, _all_reduce_packed(weighted), strict=True):
+        keras_semantics.local_component(variable.value).assign(value)
 
 
 def begin(model: keras.Model) -> list[tf.Tensor]:
@@ -134,14 +164,14 @@ def begin(model: keras.Model) -> list[tf.Tensor]:
 def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
     """Make the state of all replicas equal again, in one exchange for each type.
 
-    Metrics become their totals plus what all replicas counted; statistics that
-    layers move (BatchNormalization) become the mean over replicas.
+    Metrics become their totals plus what all replicas counted; the statistics
+    that BatchNormalization moves become the mean over replicas.
     """
     metrics = _metric_components(model)
     averaged = [
         keras_semantics.local_component(variable.value)
         for key, variable in layout.assigned.items()
-        if key not in layout.metric_ids and variable.value.dtype.is_floating
+        if key in layout.linear_ids
     ]
     exchanged = _all_reduce_packed([each.read_value() for each in metrics + averaged])
     for component, total, counted in zip(metrics, totals, exchanged, strict=False):

@@ -179,6 +179,7 @@ class Trainer:
             is_chief=self.is_chief,
             workers=self._workers,
         )
+        self._warn(model_checks.warnings_about_metrics(self.model, self._layout.not_sums))
         history.plan, history.strategy = self.plan, self.strategy  # it has .model already
         history.report = Report(
             strategy=self.plan.kind,
@@ -308,11 +309,11 @@ class Trainer:
         """Build the model for these batches, move it into the strategy, lay the data out."""
         keras_internals.build(self.model, made.spec)
         relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
-        variables = keras_internals.metric_variables_of(self.model)
         layout = dataclasses.replace(
             self._layout,
             scarce=data.may_be_scarce(made, self._layout.replicas),
-            metric_ids=frozenset(map(id, variables)),
+            metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
+            linear_ids=frozenset(map(id, keras_internals.linear_variables_of(self.model))),
         )
         return Feed(made, layout, steps_per_epoch=steps)
 
