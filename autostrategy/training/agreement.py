@@ -16,7 +16,8 @@ _MOST_CHARACTERS = 8192
 
 def exchange(layout: Layout, message: str) -> list[str]:
     """`message` of every worker, in rank order; at most 8192 characters of ASCII."""
-    assert layout.strategy is not None
+    strategy = layout.strategy
+    assert strategy is not None
     assert len(message) <= _MOST_CHARACTERS
     codes = tf.constant([ord(c) for c in message.ljust(_MOST_CHARACTERS)], tf.int32)
 
@@ -26,9 +27,9 @@ def exchange(layout: Layout, message: str) -> list[str]:
             context = tf.distribute.get_replica_context()
             return context.all_gather(codes[tf.newaxis], axis=0)
 
-        return layout.strategy.run(replica)
+        return strategy.run(replica)
 
-    table = layout.strategy.experimental_local_results(gather())[0].numpy()
+    table = strategy.experimental_local_results(gather())[0].numpy()
     return ["".join(map(chr, row)).rstrip() for row in table[:: layout.local]]
 
 

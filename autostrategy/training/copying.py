@@ -56,7 +56,7 @@ class CopyingPyDataset(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> Any:
         if self._seed is not None and self._order is None:
             generator = np.random.default_rng([self._seed, self._epoch])
-            self._order = generator.permutation(self.num_batches)
+            self._order = generator.permutation(self.num_batches or 0)
         return _copy(self._inner[index if self._order is None else int(self._order[index])])
 
     def on_epoch_begin(self) -> None:

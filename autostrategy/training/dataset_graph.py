@@ -82,10 +82,8 @@ def _bodies(graph: Any) -> Iterator[list[Any]]:
 
 
 def _set_seed(node: Any, nodes: dict[str, Any], seed: int) -> None:
-    inputs = [nodes.get(node.input[i].split(":")[0]) for i in _SEEDED[node.op]]
-    if any(each is None or each.op != "Const" for each in inputs):
-        return
-    values = [int(tf.make_ndarray(each.attr["value"].tensor)) for each in inputs]
-    if values == [0, 0]:
+    names = [node.input[i].split(":")[0] for i in _SEEDED[node.op]]
+    inputs = [nodes[name] for name in names if name in nodes and nodes[name].op == "Const"]
+    if [int(tf.make_ndarray(each.attr["value"].tensor)) for each in inputs] == [0, 0]:
         for each, value in zip(inputs, (seed, seed + 1), strict=True):
             each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))

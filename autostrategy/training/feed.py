@@ -17,13 +17,22 @@ from autostrategy.training.steps import Layout
 class Feed:
     """Iterators of one run: what the next epoch reads, and from where.
 
-    Follows keras/src/trainers/epoch_iterator.py, with two differences: a
+    With `restarts` each epoch begins at the first batch, as each evaluation
+    does. Follows keras/src/trainers/epoch_iterator.py, with two differences: a
     generator is never started again (Keras would repeat its first batches),
     and arrays run on from epoch to epoch without a pause.
     """
 
-    def __init__(self, given: Batches, layout: Layout, *, steps_per_epoch: int | None) -> None:
+    def __init__(
+        self,
+        given: Batches,
+        layout: Layout,
+        *,
+        steps_per_epoch: int | None,
+        restarts: bool = False,
+    ) -> None:
         self.layout = layout
+        self._restarts = restarts or (given.passes == "again" and steps_per_epoch is None)
         self._source = given
         self._dataset = for_replicas(given, layout)
         self._steps_per_epoch = steps_per_epoch
@@ -58,7 +67,9 @@ class Feed:
         """The iterator of the next epoch, and how many steps it holds (None: to the end)."""
         self._source.on_epoch_begin()
         total = self._source.steps()
-        keep = self._source.passes != "again" or self._steps_per_epoch is not None
+        passes = self._source.passes
+        at_start = passes == "endless" and self._position == 0
+        keep = passes == "once" or not self._restarts or at_start
         if self._iterator is None or not keep:
             self._iterator = iter(self._dataset)
             self._position = 0

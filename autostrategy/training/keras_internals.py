@@ -123,32 +123,56 @@ def returns_own_logs(model: keras.Model, step: str) -> bool:
     return any(has_own(model, name) for name in (step, "compute_metrics", "get_metrics_result"))
 
 
-def build(model: keras.Model, spec: Any) -> None:
-    """Make every variable of a compiled model, from the spec of its batches.
+def build(model: keras.Model, spec: Any, *, predicting: bool = False) -> None:
+    """Make every variable of a model, from the spec of its batches.
 
     No data is drawn. Follows `Trainer._symbolic_build` (keras/src/trainers/
     trainer.py), with ragged, sparse and string inputs as well.
+
+    Args:
+        model: compiled, unless `predicting`.
+        spec: `tf.TypeSpec` structure of a batch.
+        predicting: the batches have no targets, so only the model is built.
     """
-    batch = tf.nest.map_structure(_symbolic, spec)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    composite = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
+    traced = any(isinstance(leaf, composite) for leaf in tf.nest.flatten(spec))
+    built = all(layer.built for layer in model._flatten_layers())
+    if predicting:
+        if not built and traced:
+            _trace(model.predict_step, spec)
+        elif not built:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_symbolic, spec))
+            backend.compute_output_spec(model, x, training=False)
+        return
     metrics, loss = model._compile_metrics, model._compile_loss
     unbuilt = [each for each in (metrics, loss) if each is not None and not each.built]
-    if unbuilt or not all(layer.built for layer in model._flatten_layers()):
-        y_pred = backend.compute_output_spec(model, x, training=False)
-        if metrics in unbuilt:
-            backend.compute_output_spec(
-                model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
-            )
-        if loss in unbuilt:
-            backend.compute_output_spec(
-                model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
-            )
+    if traced and (unbuilt or not built):
+        _trace(model.test_step, spec)
+    elif unbuilt or not built:
+        _build_symbolically(model, tf.nest.map_structure(_symbolic, spec), unbuilt)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     if has_own(model, "train_step") and not all(each.built for each in optimizers_of(model)):
-        # Only the step knows which optimizer has which variables: trace it once
-        # on one device, where nothing runs and what is lazy gets made.
-        tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+        # Only the step knows which optimizer has which variables.
+        _trace(model.train_step, spec)
+
+
+def _build_symbolically(model: keras.Model, batch: Any, unbuilt: list[Any]) -> None:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    y_pred = backend.compute_output_spec(model, x, training=False)
+    if model._compile_metrics in unbuilt:
+        backend.compute_output_spec(
+            model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
+        )
+    if model._compile_loss in unbuilt:
+        backend.compute_output_spec(
+            model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
+        )
+
+
+def _trace(step: Any, spec: Any) -> None:
+    """Trace a step once on one device: nothing runs, and what is lazy gets made."""
+    tf.function(step, autograph=False).get_concrete_function(spec)
 
 
 def _symbolic(spec: Any) -> Any:

@@ -86,7 +86,7 @@ class Trainer:
         self._warmup_steps = warmup_steps
         self._steps_per_loop = steps_per_loop
         self._layout = _layout(self.strategy, plan)
-        self._loops: dict[tuple[bool, ...], loops.Loop] = {}
+        self._loops: dict[tuple[int, ...], loops.Loop] = {}
 
     @property
     def is_chief(self) -> bool:
@@ -233,7 +233,7 @@ class Trainer:
         model_checks.require_positive(batch_size=batch_size, steps=steps)
         self._require_agreement()
         made = data.batches(data.source(x, batch_size=batch_size, steps_per_epoch=steps))
-        feed = self._feed(made, steps)
+        feed = self._feed(made, steps, predicting=True)
         function = prediction.make_predict(self.model, feed.layout, workers=self._workers)
         return prediction.run(
             self.model, function, feed, callbacks, verbose if self.is_chief else 0
@@ -305,9 +305,16 @@ class Trainer:
             return x
         return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
 
-    def _feed(self, made: data.Batches, steps: int | None) -> Feed:
+    def _feed(
+        self,
+        made: data.Batches,
+        steps: int | None,
+        *,
+        restarts: bool = False,
+        predicting: bool = False,
+    ) -> Feed:
         """Build the model for these batches, move it into the strategy, lay the data out."""
-        keras_internals.build(self.model, made.spec)
+        keras_internals.build(self.model, made.spec, predicting=predicting)
         relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
         layout = dataclasses.replace(
             self._layout,
@@ -315,7 +322,7 @@ class Trainer:
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
             linear_ids=frozenset(map(id, keras_internals.linear_variables_of(self.model))),
         )
-        return Feed(made, layout, steps_per_epoch=steps)
+        return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
         key = (
@@ -341,7 +348,7 @@ class Trainer:
         given = data.source(
             x, y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
         )
-        feed = self._feed(data.batches(given), steps)
+        feed = self._feed(data.batches(given), steps, restarts=True)
 
         def validate(callbacks: Any, verbose: Any) -> dict[str, Any]:
             return outer_loop.evaluate(self.model, feed, self._loop, callbacks, verbose)
