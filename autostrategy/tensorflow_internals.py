@@ -59,12 +59,13 @@ def late_collectives() -> Iterator[None]:
 
 
 def let_distributed_variables_be_numbers() -> None:
-    """Give distributed variables the conversions that plain ones have: float(), int(), bool().
+    """Give distributed variables the conversions that plain ones have: float() and int().
 
     `float(model.optimizer.learning_rate)` in a callback is ordinary code, and
     TensorFlow forgot it here. Methods that a later version brings are kept.
+    Not bool(): code that asks `if variable:` relies on it being true.
     """
-    for name, convert in (("__float__", float), ("__int__", int), ("__bool__", bool)):
+    for name, convert in (("__float__", float), ("__int__", int)):
         if name not in vars(values.DistributedVariable):
             setattr(
                 values.DistributedVariable,

@@ -62,7 +62,7 @@ def _overrides(callback: Any, name: str) -> bool:
     return owner not in (keras.callbacks.Callback, keras.callbacks.ProgbarLogger)
 
 
-class _Silent(keras.callbacks.Callback):  # type: ignore[misc]
+class _Silent(keras.callbacks.Callback):
     """A callback that another task runs.
 
     It is still asked whether it looks at batches: all tasks must run loops of
