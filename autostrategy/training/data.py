@@ -240,11 +240,11 @@ def _part(
         start = tf.where(scarce, 0, replica * least + tf.minimum(replica, more))
         size = tf.where(scarce, rows, least + tf.cast(replica < more, rows.dtype))
     batch = grab(tf.nest.map_structure(lambda leaf: _slice(leaf, start, size), element))
-    fraction = tf.cast(size, tf.float32) / tf.cast(rows, tf.float32)
+    fraction = tf.cast(size, tf.float64) / tf.cast(rows, tf.float64)
     return batch, {
         "rows": tf.cast(rows, tf.int32),
         "start": tf.cast(start, tf.int32),
-        "weight": tf.where(scarce, 1.0 if replica == 0 else 0.0, fraction),
+        "weight": tf.where(scarce, tf.constant(float(replica == 0), tf.float64), fraction),
         "fraction": fraction,
     }
 

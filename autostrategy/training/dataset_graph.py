@@ -72,6 +72,8 @@ def unpack(packed: Packed, *, seed: int | None = None) -> tf.data.Dataset:
     )
     dataset._autostrategy_original = packed.original  # keeps its Python functions alive
     cardinality = packed.original.cardinality()
+    if cardinality == tf.data.UNKNOWN_CARDINALITY:
+        return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 

@@ -56,14 +56,17 @@ def metric_variables_of(model: keras.Model) -> list[Any]:
     return _unique(variable for metric in metrics for variable in metric.variables)
 
 
-def linear_variables_of(model: keras.Model) -> list[Any]:
-    """Keras variables that are only ever moved, and never read in training."""
-    return [
-        variable
+def momenta_of(model: keras.Model) -> dict[int, float]:
+    """Momentum of each statistic that a BatchNormalization moves, by id of its Keras variable.
+
+    Subclasses are left out, since they may do something else with the state.
+    """
+    return {
+        id(variable): float(layer.momentum)
         for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in layer.non_trainable_variables
-    ]
+        if type(layer) is keras.layers.BatchNormalization
+        for variable in (layer.moving_mean, layer.moving_variance)
+    }
 
 
 def state_of(model: keras.Model) -> list[Any]:
@@ -105,7 +108,7 @@ def forget_strategy(model: keras.Model) -> None:
 
 def reindex(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Let an optimizer find its slots by the variables that there are now, in `strategy`."""
-    optimizer._distribution_strategy = strategy
+    optimizer._distribution_strategy = strategy if optimizer.built else tf.distribute.get_strategy()
     if optimizer.built:
         optimizer._trainable_variables_indices = {
             optimizer._var_key(variable): index
@@ -134,6 +137,9 @@ def build(model: keras.Model, spec: Any, *, predicting: bool = False) -> None:
         spec: `tf.TypeSpec` structure of a batch.
         predicting: the batches have no targets, so only the model is built.
     """
+    for optimizer in optimizers_of(model):
+        if not optimizer.built:  # it may have been made in the scope of another strategy
+            optimizer._distribution_strategy = tf.distribute.get_strategy()
     composite = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
     traced = any(isinstance(leaf, composite) for leaf in tf.nest.flatten(spec))
     built = all(layer.built for layer in model._flatten_layers())

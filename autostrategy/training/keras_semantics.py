@@ -78,12 +78,12 @@ def _replica_assign(variable: Any, value: Any) -> None:
         share.assigned[id(variable)] = variable
         if id(variable) in share.metric_ids and not _is_sum(value, target):
             share.not_sums[id(variable)] = variable
-        if id(variable) in share.linear_ids:
-            # BatchNormalization only ever moves its statistics, so weighting the
-            # move makes the plain mean over replicas, which can wait for the
-            # end of a loop, the mean over rows.
-            old = target.read_value()
-            value = old + (value - old) * tf.cast(share.weight * share.replicas, target.dtype)
+        if id(variable) in share.momenta:
+            # The layer wrote old * momentum + new * (1 - momentum). With `new`
+            # weighted by rows, the plain mean over replicas is the mean over
+            # rows, and can wait for the end of a loop: nothing reads it before.
+            kept = target.read_value() * tf.cast(share.momenta[id(variable)], target.dtype)
+            value = kept + (value - kept) * tf.cast(share.weight * share.replicas, target.dtype)
     target.assign(value)
 
 

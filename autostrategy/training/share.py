@@ -34,9 +34,10 @@ class Share:
     """The share of the replica whose step is being traced in this thread.
 
     `rows` (of the global batch) and `start` (of this share in it) are scalar
-    int32 tensors, `weight` and `fraction` scalar float32 tensors.
+    int32 tensors, `weight` and `fraction` scalar float64 tensors.
     `metric_ids` are the ids of the Keras variables that metrics own.
-    `totals` is what each metric variable holds for all replicas beside what
+    `momenta` has the momentum of each statistic that BatchNormalization moves,
+    by id. `totals` is what each metric variable holds for all replicas beside what
     this one counts, `before` what it held before the step, both by id.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. The other fields change while the step is traced: `assigned`
@@ -55,7 +56,7 @@ class Share:
     metric_ids: frozenset[int]
     assigned: dict[int, Any]
     not_sums: dict[int, Any]
-    linear_ids: frozenset[int]
+    momenta: dict[int, float]
     totals: dict[int, tf.Tensor]
     weighs_loss: bool
     before: dict[int, tf.Tensor] = field(default_factory=dict)
@@ -88,7 +89,7 @@ def all_reduce_sum(values: Any) -> Any:
 def weighted_sum(values: dict[str, Any], share: Share) -> dict[str, tf.Tensor]:
     """Per-replica logs, as the mean over the rows of all replicas."""
     scaled = {
-        name: tf.cast(value, tf.float32) * share.weight
+        name: tf.cast(value, tf.float32) * tf.cast(share.weight, tf.float32)
         for name, value in values.items()
         if tf.as_dtype(tf.convert_to_tensor(value).dtype) != tf.string
     }

@@ -26,9 +26,9 @@ class Layout:
     `strategy` is None for one device that needs no strategy object. `replicas`
     counts over all workers, `local` those of this process, `first` is the
     number of its first one. `scarce` says that a batch may have fewer rows
-    than there are replicas. `metric_ids` and `linear_ids` are ids of the Keras
-    variables of metrics and of BatchNormalization. `assigned` and `not_sums`
-    fill while a step is traced; see `share.Share`.
+    than there are replicas. `metric_ids` are ids of the Keras variables of
+    metrics, `momenta` those of BatchNormalization with their momentum.
+    `assigned` and `not_sums` fill while a step is traced; see `share.Share`.
     """
 
     strategy: tf.distribute.Strategy | None
@@ -37,7 +37,7 @@ class Layout:
     first: int = 0
     scarce: bool = True
     metric_ids: frozenset[int] = frozenset()
-    linear_ids: frozenset[int] = frozenset()
+    momenta: dict[int, float] = field(default_factory=dict)
     assigned: dict[int, Any] = field(default_factory=dict)
     not_sums: dict[int, Any] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
             replicas=layout.replicas,
             training=training,
             metric_ids=layout.metric_ids,
-            linear_ids=layout.linear_ids,
+            momenta=layout.momenta,
             assigned=layout.assigned,
             not_sums=layout.not_sums,
             totals=dict(zip(ids, totals, strict=True)),
@@ -139,7 +139,7 @@ def _average(layout: Layout, share: shares.Share) -> None:
     variables = [
         variable
         for key, variable in layout.assigned.items()
-        if key not in layout.metric_ids | layout.linear_ids and variable.value.dtype.is_floating
+        if key not in layout.metric_ids | layout.momenta.keys() and variable.value.dtype.is_floating
     ]
     weighted = [
         variable.value * tf.cast(share.weight, variable.value.dtype) for variable in variables
@@ -171,7 +171,7 @@ def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
     averaged = [
         keras_semantics.local_component(variable.value)
         for key, variable in layout.assigned.items()
-        if key in layout.linear_ids
+        if key in layout.momenta
     ]
     exchanged = _all_reduce_packed([each.read_value() for each in metrics + averaged])
     for component, total, counted in zip(metrics, totals, exchanged, strict=False):

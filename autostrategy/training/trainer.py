@@ -320,7 +320,7 @@ class Trainer:
             self._layout,
             scarce=data.may_be_scarce(made, self._layout.replicas),
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
-            linear_ids=frozenset(map(id, keras_internals.linear_variables_of(self.model))),
+            momenta=keras_internals.momenta_of(self.model),
         )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
