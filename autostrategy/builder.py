@@ -211,7 +211,7 @@ def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
         connect_tpu,
         timeout=timeout,
         otherwise=(
-            f"The TPU must answer within {timeout:.0f} s. Received: no answer. Is another process "
+            f"The TPU must answer within {timeout:g} s. Received: no answer. Is another process "
             "holding it, and is tensorflow-tpu with a matching libtpu installed?"
         ),
     )

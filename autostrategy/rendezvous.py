@@ -131,6 +131,7 @@ def _bind(host: str, port: int, address: str) -> socket.socket:
     """
     last: OSError | None = None
     for candidate in (host, ""):
+        server = None
         try:
             family = socket.getaddrinfo(candidate or None, port, type=socket.SOCK_STREAM)[0][0]
             server = socket.socket(family, socket.SOCK_STREAM)
@@ -140,6 +141,8 @@ def _bind(host: str, port: int, address: str) -> socket.socket:
             return server
         except OSError as error:
             last = error
+            if server is not None:
+                server.close()
     raise LaunchError(
         f"This task's own address must be free to listen on. Received: {address}, "
         f"{(last.strerror if last else None) or last}. Is an earlier run still alive, or does the "
@@ -150,7 +153,7 @@ def _bind(host: str, port: int, address: str) -> socket.socket:
 def _missing_text(cluster: Cluster, own: str, missing: dict[str, str], timeout: float) -> str:
     names = ", ".join(f"{address} ({reason})" for address, reason in missing.items())
     return (
-        f"All {len(cluster.workers)} workers of the cluster must start within {timeout:.0f} s. "
+        f"All {len(cluster.workers)} workers of the cluster must start within {timeout:g} s. "
         f"Missing after that time, seen from {own}: {names}. Start the missing workers, check the "
         "addresses and firewalls, or allow more time with AUTOSTRATEGY_START_TIMEOUT."
     )

@@ -79,6 +79,10 @@ def source(
         TrainingError: data that holds nothing.
         ValueError: from Keras, for data that it does not take.
     """
+    if x is None:
+        raise TrainingError(
+            "x must be arrays, a dataset, a keras.utils.PyDataset or a generator. Received: None."
+        )
     adapter = keras_data.adapt(
         copying.copying(x),
         y,

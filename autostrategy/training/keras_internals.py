@@ -43,17 +43,22 @@ def metrics_of(model: keras.Model) -> list[Any]:
         metric = waiting.pop(0)
         if id(metric) not in found:
             found[id(metric)] = metric
-            waiting.extend(metric.metrics if hasattr(metric, "metrics") else ())
+            waiting.extend(getattr(metric, "metrics", ()))
             waiting.extend(metric._metrics)
+            # Metric objects given to `compile` are not among `metrics` before
+            # they are built.
+            given = (vars(metric).get(name) for name in ("_user_metrics", "_user_weighted_metrics"))
+            waiting.extend(
+                each
+                for each in keras.tree.flatten(list(given))
+                if isinstance(each, keras.metrics.Metric)
+            )
     return [metric for metric in found.values() if metric._variables]
 
 
 def metric_variables_of(model: keras.Model) -> list[Any]:
     """Keras variables that hold the state of the model's metrics, each once."""
-    metrics = list(model.metrics)
-    for layer in model._flatten_layers():
-        metrics.extend(getattr(layer, "_metrics", ()))
-    return _unique(variable for metric in metrics for variable in metric.variables)
+    return _unique(variable for metric in metrics_of(model) for variable in metric._variables)
 
 
 def momenta_of(model: keras.Model) -> dict[int, float]:

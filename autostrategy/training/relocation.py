@@ -78,7 +78,8 @@ def _new(
             value,
             dtype=old.dtype,
             shape=old.shape,
-            trainable=variable.trainable,
+            # Not the wrapper's: a frozen layer's variable is watched again once unfrozen.
+            trainable=old.trainable,
             name=variable.name,
             synchronization=(
                 tf.VariableSynchronization.ON_READ if seed else tf.VariableSynchronization.AUTO
