@@ -44,6 +44,20 @@ def for_this_task(
     return kept
 
 
+def listed(callbacks: Any, model: keras.Model, *, verbose: Any, steps: int | None) -> Any:
+    """The callbacks of an evaluation or prediction; those of the training it is part of as given."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        callbacks,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=1,
+        steps=steps,
+        model=model,
+    )
+
+
 def need_every_batch(callbacks: Sequence[Any], phase: str = "train") -> bool:
     """Whether a callback looks at single batches, so that loops must be one step long."""
     return any(

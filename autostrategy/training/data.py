@@ -9,6 +9,7 @@ such arrays are copied.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,11 @@ def source(
     if x is None:
         raise TrainingError(
             "x must be arrays, a dataset, a keras.utils.PyDataset or a generator. Received: None."
+        )
+    if inspect.isroutine(x):
+        raise TrainingError(
+            "x must be data: arrays, a dataset, a keras.utils.PyDataset or a generator. Received a "
+            f"function: {getattr(x, '__name__', x)!r}. Call it, and pass what it returns."
         )
     adapter = keras_data.adapt(
         copying.copying(x),

@@ -190,16 +190,7 @@ def evaluate(
     Raises:
         TrainingError: there is no data.
     """
-    hooks = callbacks
-    if not isinstance(hooks, keras.callbacks.CallbackList):
-        hooks = keras.callbacks.CallbackList(
-            callbacks,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=1,
-            steps=feed.steps,
-            model=model,
-        )
+    hooks = callback_rules.listed(callbacks, model, verbose=verbose, steps=feed.steps)
     every = callback_rules.need_every_batch(hooks.callbacks, "test")
     own = keras_internals.returns_own_logs(model, "test_step")
     pace = 1 if every or own else max(_TEST_STEPS_PER_LOOP, model.steps_per_execution)

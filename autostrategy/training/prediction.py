@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
+from autostrategy.training import callbacks as callback_rules
 from autostrategy.training import keras_semantics, loops, steps
 from autostrategy.training.feed import Feed
 from autostrategy.training.steps import Layout
@@ -50,16 +51,7 @@ def run(
     Raises:
         TrainingError: there is no data.
     """
-    hooks = callbacks
-    if not isinstance(hooks, keras.callbacks.CallbackList):
-        hooks = keras.callbacks.CallbackList(
-            callbacks,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=1,
-            steps=feed.steps,
-            model=model,
-        )
+    hooks = callback_rules.listed(callbacks, model, verbose=verbose, steps=feed.steps)
     model.stop_predicting = False
     hooks.on_predict_begin()
     outputs: list[Any] = []
