@@ -45,7 +45,7 @@ def for_this_task(
 
 
 def listed(callbacks: Any, model: keras.Model, *, verbose: Any, steps: int | None) -> Any:
-    """The callbacks of an evaluation or prediction; those of the training it is part of as given."""
+    """The callbacks of an evaluation or prediction; those of its training stay as they are."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(

@@ -14,6 +14,7 @@ models that train elsewhere in the process, see Keras as it is.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,7 @@ _scale_loss_scaled = LossScaleOptimizer.scale_loss
 _all_reduce = TFOptimizer._all_reduce_sum_gradients
 _update_mean = keras.metrics.Mean.update_state
 _update_wrapped = keras.metrics.MeanMetricWrapper.update_state
+_results = KerasTrainer.get_metrics_result
 _merge_call = tf.__internal__.distribute.interim.maybe_merge_call
 
 
@@ -269,6 +271,10 @@ def _replica_update_wrapped(
     return _replica_update_mean(metric, metric._fn(y_true, y_pred, **metric._fn_kwargs))
 
 
+def _replica_results(model: Any) -> Any:
+    return {} if shares.results_are_unread() else _results(model)
+
+
 def _replica_merge_call(
     function: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -292,31 +298,36 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
     (keras.metrics.Mean, "update_state", _replica_update_mean),
     (keras.metrics.MeanMetricWrapper, "update_state", _replica_update_wrapped),
+    (KerasTrainer, "get_metrics_result", _replica_results),
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
 )
+_ORIGINALS = tuple(vars(owner)[name] for owner, name, _ in _REPLACEMENTS)
 
-_NO_RESULTS: tuple[tuple[Any, str, Any], ...] = (
-    (KerasTrainer, "get_metrics_result", lambda model: {}),
-)
+_lock = threading.Lock()
+_depth = 0
 
 
 @contextlib.contextmanager
-def replica_semantics(*, without_results: bool = False) -> Iterator[None]:
+def replica_semantics() -> Iterator[None]:
     """Keras's functions as a replica needs them, while the block traces its step.
 
-    Args:
-        without_results: let steps return no metric results, which cost
-            operations in every step although only the last step's are read.
+    May be nested, and entered by several threads: the last to leave puts
+    Keras's own back.
     """
-    replacements = _REPLACEMENTS + (_NO_RESULTS if without_results else ())
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    global _depth
+    with _lock:
+        if _depth == 0:
+            for owner, name, replacement in _REPLACEMENTS:
+                setattr(owner, name, replacement)
+        _depth += 1
     try:
         yield
     finally:
-        for owner, name, original in before:
-            setattr(owner, name, original)
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                for (owner, name, _), original in zip(_REPLACEMENTS, _ORIGINALS, strict=True):
+                    setattr(owner, name, original)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def make_loop(
     def run_steps(iterator: Any, count: tf.Tensor) -> Any:
         metrics = keras_internals.metrics_of(model) if own and not layout.single else []
         with (
-            keras_semantics.replica_semantics(without_results=not own),
+            keras_semantics.replica_semantics(),
             keras_semantics.global_results(metrics),
         ):
             totals = on_replicas(layout, lambda: steps.begin(model))

@@ -81,6 +81,25 @@ def of_replica(share: Share) -> Iterator[Share]:
         _thread.share = before
 
 
+@contextlib.contextmanager
+def unread_results(unread: bool) -> Iterator[None]:
+    """Let metric results that this thread asks for in the block be left out, if `unread`.
+
+    They cost operations in every step, although only the last step's are read.
+    """
+    before = results_are_unread()
+    _thread.unread_results = unread
+    try:
+        yield
+    finally:
+        _thread.unread_results = before
+
+
+def results_are_unread() -> bool:
+    """Whether nobody reads the metric results that this thread asks for."""
+    return getattr(_thread, "unread_results", False)
+
+
 def all_reduce_sum(values: Any) -> Any:
     """Structure of tensors, each summed over all replicas. Call it in a replica."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)

@@ -63,7 +63,8 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
         run = tf.function(step, jit_compile=True, reduce_retracing=True) if compiled else step
 
         def single(batch: Any) -> dict[str, Any]:
-            logs = run(without_optionals(batch))
+            with shares.unread_results(not own):
+                logs = run(without_optionals(batch))
             return dict(logs) if own else {}
 
         return single
@@ -85,7 +86,8 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
             weighs_loss=training and not keras_internals.has_own(model, name),
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
-            logs = step(without_optionals(batch))
+            with shares.unread_results(not own):
+                logs = step(without_optionals(batch))
             logs = shares.weighted_sum(dict(logs), share) if own and logs else {}
             _average(layout, share)
             return logs
