@@ -202,7 +202,7 @@ def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
 
     With one replica an element is a global batch. Else it is a tuple with one
     (batch, extent) for each local replica, where `extent` has the scalars of
-    `share.Share`: rows, start, weight, fraction.
+    `share.Share`: rows, start, weight, fraction, counted.
     """
     grab = given.grab or (lambda element: element)
     unpacked = isinstance(given.dataset.element_spec, tuple)
@@ -256,6 +256,7 @@ def _part(
         "start": tf.cast(start, tf.int32),
         "weight": tf.where(scarce, tf.constant(float(replica == 0), tf.float64), fraction),
         "fraction": fraction,
+        "counted": tf.logical_or(replica == 0, tf.logical_not(scarce)),
     }
 
 

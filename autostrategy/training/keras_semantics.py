@@ -351,9 +351,8 @@ def _global_result(metric: Any, result: Callable[..., Any]) -> Callable[..., Any
         share = shares.current()
         if share is None:
             return result(*args, **kwargs)
-        counts = tf.equal(share.weight, share.fraction)
         counted = [
-            tf.where(counts, variable.value, share.before.get(id(variable), variable.value))
+            tf.where(share.counted, variable.value, share.before.get(id(variable), variable.value))
             for variable in metric.variables
         ]
         mapping = [

@@ -34,7 +34,8 @@ class Share:
     """The share of the replica whose step is being traced in this thread.
 
     `rows` (of the global batch) and `start` (of this share in it) are scalar
-    int32 tensors, `weight` and `fraction` scalar float64 tensors.
+    int32 tensors, `weight` and `fraction` scalar float64 tensors,
+    `counted` a scalar bool: whether this replica's rows belong in metrics.
     `metric_ids` are the ids of the Keras variables that metrics own.
     `momenta` has the momentum of each statistic that BatchNormalization moves,
     by id. `totals` is what each metric variable holds for all replicas beside what
@@ -51,6 +52,7 @@ class Share:
     start: tf.Tensor
     weight: tf.Tensor
     fraction: tf.Tensor
+    counted: tf.Tensor
     replicas: int
     training: bool
     metric_ids: frozenset[int]

@@ -129,7 +129,7 @@ def _counting_rows_once(model: keras.Model, layout: Layout, share: shares.Share)
                 variable.assign(share.before[id(variable)])
         return tf.constant(True)
 
-    tf.cond(tf.equal(share.weight, share.fraction), lambda: tf.constant(True), restore)
+    tf.cond(share.counted, lambda: tf.constant(True), restore)
 
 
 def _average(layout: Layout, share: shares.Share) -> None:
