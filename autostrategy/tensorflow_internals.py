@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from tensorflow.python.data.util.structure import NoneTensorSpec as NoneTensorSpec
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context as eager_context
 

@@ -25,7 +25,7 @@ def outcomes(tmp_path_factory, request):
         return subprocess.run(
             [sys.executable, str(case)],
             cwd=tmp_path_factory.mktemp(case.stem),
-            env={**os.environ, "PYTHONPATH": str(FOLDER)},
+            env={**os.environ, "PYTHONPATH": str(FOLDER), "CUDA_VISIBLE_DEVICES": "-1"},
             capture_output=True,
             text=True,
             timeout=300,

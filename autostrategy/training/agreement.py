@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -14,23 +15,27 @@ from autostrategy.training.steps import Layout
 _MOST_CHARACTERS = 8192
 
 
+# One function for each strategy: a new one for each exchange would be traced
+# each time, and TensorFlow would say so.
+_gather_on: dict[int, Callable[[tf.Tensor], Any]] = {}
+
+
 def exchange(layout: Layout, message: str) -> list[str]:
     """`message` of every worker, in rank order; at most 8192 characters of ASCII."""
     strategy = layout.strategy
     assert strategy is not None
     assert len(message) <= _MOST_CHARACTERS
+    gather = _gather_on.setdefault(id(strategy), _make_gather(strategy))
     codes = tf.constant([ord(c) for c in message.ljust(_MOST_CHARACTERS)], tf.int32)
-
-    @tf.function(autograph=False)
-    def gather() -> Any:
-        def replica() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_gather(codes[tf.newaxis], axis=0)
-
-        return strategy.run(replica)
-
-    table = strategy.experimental_local_results(gather())[0].numpy()
+    table = strategy.experimental_local_results(gather(codes))[0].numpy()
     return ["".join(map(chr, row)).rstrip() for row in table[:: layout.local]]
+
+
+def _make_gather(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], Any]:
+    def replica(codes: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_gather(codes[tf.newaxis], axis=0)
+
+    return tf.function(lambda codes: strategy.run(replica, args=(codes,)), autograph=False)
 
 
 def require_same_plan(layout: Layout, plan: Plan) -> None:

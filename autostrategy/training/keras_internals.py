@@ -13,9 +13,10 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state as keras_global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random import seed_generator
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 from keras.src.utils import python_utils
+
+from autostrategy import tensorflow_internals
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -80,7 +81,7 @@ def state_of(model: keras.Model) -> list[Any]:
     for optimizer in optimizers_of(model):
         own.extend(optimizer._variables)
     own.extend(metric_variables_of(model))
-    generator = keras_global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = keras_global_state.get_global_attribute("global_seed_generator")
     if generator is not None:
         own.append(generator.state)
     return _unique(own)
@@ -187,7 +188,7 @@ def _trace(step: Any, spec: Any) -> None:
 
 
 def _symbolic(spec: Any) -> Any:
-    if spec is None or isinstance(spec, (tf.NoneTensorSpec, tf.OptionalSpec)):
+    if spec is None or isinstance(spec, (tensorflow_internals.NoneTensorSpec, tf.OptionalSpec)):
         return None
     return keras.KerasTensor(
         spec.shape,

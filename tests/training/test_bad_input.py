@@ -24,7 +24,7 @@ from autostrategy.training import (
 )
 
 X, Y = random(26, 3), random(26, 1, seed=1)
-COUNTS = [1, 3]
+COUNTS = [1, 2]
 
 
 @pytest.fixture(autouse=True)

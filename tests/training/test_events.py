@@ -40,7 +40,7 @@ def recorder(hooks):
     return type("Recorder", (keras.callbacks.Callback,), body)(), calls
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("hooks", ["all", "no batches"])
 def test_every_hook_is_called_as_in_keras(hooks, replicas):
     names = HOOKS if hooks == "all" else [name for name in HOOKS if name not in BATCH_HOOKS]
@@ -60,7 +60,7 @@ def test_every_hook_is_called_as_in_keras(hooks, replicas):
     assert calls == expected
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_evaluate_and_predict_hooks_are_called_as_in_keras(replicas):
     names = [name for name in HOOKS if "test" in name or "predict" in name]
     model = model_fn()
@@ -116,7 +116,7 @@ CALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_callback_of_keras_acts_as_in_keras(name, replicas):
     data = {"epochs": 6}
@@ -134,7 +134,7 @@ def test_a_callback_of_keras_acts_as_in_keras(name, replicas):
     )
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_files_are_those_of_keras(replicas, tmp_path):
     callbacks = [
         keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=True),
@@ -170,7 +170,7 @@ def test_one_callback_a_list_of_lists_or_a_callback_list_will_do(replicas):
         assert [call[1] for call in calls] == [0, 1]
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_the_history_has_model_plan_report_and_strategy(replicas):
     result = fit(model_fn, X, Y, replicas=replicas, batch_size=BATCH, epochs=2)
 
@@ -178,4 +178,4 @@ def test_the_history_has_model_plan_report_and_strategy(replicas):
     assert result.epoch == [0, 1]
     assert result.model.history is result
     assert result.plan.replicas == result.report.replicas == replicas
-    assert (result.report.epochs, result.report.steps, result.report.examples) == (2, 8, 52)
+    assert (result.report.epochs, result.report.steps, result.report.examples) == (2, 8, 2 * ROWS)

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 from runs import (
-    ALL,
     BATCH,
     ROWS,
     assert_equal,
+    counts,
     dataset,
     dense,
     fit,
@@ -20,7 +20,7 @@ from runs import (
     train_stock,
 )
 
-COUNTS = [2, 3, 4] if ALL else [3]
+COUNTS = counts(2)
 X, Y = random(ROWS, 3), random(ROWS, 1, seed=1)
 WEIGHTS = np.random.default_rng(3).uniform(0, 2, ROWS).astype("float32")
 
@@ -152,7 +152,7 @@ def test_data_shorter_than_steps_per_epoch_trains_on_what_there_is_and_says_so()
     with pytest.warns(UserWarning, match="ran out of data"):
         stock = train_stock(model_fn, lambda: (X, Y), **arguments)
 
-    for replicas in (1, 3):
+    for replicas in (1, 2):
         with pytest.warns(UserWarning, match=r"ended after \d of 6 steps"):
             ours = train(model_fn, lambda: (X, Y), replicas, **arguments)
 
@@ -160,7 +160,7 @@ def test_data_shorter_than_steps_per_epoch_trains_on_what_there_is_and_says_so()
 
 
 def test_a_py_dataset_gets_its_epoch_hooks_and_every_index_once():
-    for replicas in (1, 3):
+    for replicas in (1, 2):
         data = Batches(X, Y)
 
         fit(model_fn, data, replicas=replicas, epochs=3)
@@ -298,7 +298,7 @@ def test_the_users_arrays_are_not_written_to(form, replicas):
     sources = {
         "PyDataset": (model_fn, (Batches(x, y),), {}),
         "generator": (model_fn, (generator(x, y, batch=8),), {"steps_per_epoch": 4}),
-        "arrays": (model_fn, (x, y), {"batch_size": 8}),
+        "arrays": (model_fn, (x, y), {"batch_size": BATCH}),
         "dict generator": (dict_model, (nested(),), {"steps_per_epoch": 4}),
     }
     make, data, arguments = sources[form]

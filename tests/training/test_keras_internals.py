@@ -5,6 +5,7 @@ its source before the table is changed.
 """
 
 import inspect
+import threading
 
 import keras
 import pytest
@@ -165,6 +166,32 @@ def test_everything_is_put_back_also_after_an_error_and_when_nested(without_resu
     assert same(keras_now(), before)
     with pytest.raises(KeyError), keras_semantics.replica_semantics():
         raise KeyError
+    assert same(keras_now(), before)
+
+
+def test_two_threads_put_everything_back():
+    """Also when the one that came first leaves first."""
+    before = keras_now()
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first():
+        with keras_semantics.replica_semantics():
+            first_in.set()
+            second_in.wait(0.5)
+        first_out.set()
+
+    def second():
+        first_in.wait(5)
+        with keras_semantics.replica_semantics():
+            second_in.set()
+            first_out.wait(1)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
     assert same(keras_now(), before)
 
 

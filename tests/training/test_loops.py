@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from runs import ROWS, assert_equal, dataset, dense, fit, random, train, train_stock
+from runs import ROWS, assert_equal, counts, dataset, dense, fit, random, train, train_stock
 
 X, Y = random(ROWS, 3), random(ROWS, 1, seed=1)
 
@@ -28,7 +28,7 @@ def of_unknown_size():
 
 
 @pytest.mark.parametrize("source", [data, of_unknown_size])
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_the_steps_of_a_loop_change_nothing(replicas, source):
     expected = train(net(), source, replicas, steps_per_loop=1)
 
@@ -67,7 +67,7 @@ def test_jit_compile_gives_the_same_on_one_device():
     assert_equal(train(net(), data, 1, epochs=2, jit_compile=True), expected)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("source", [data, lambda: (X, Y)])
 def test_a_step_is_traced_once_for_all_epochs(source, replicas):
     traced = []
@@ -98,7 +98,7 @@ def random_net():
     return model
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_random_masks_repeat_with_the_seed_and_differ_between_replicas(replicas):
     runs = []
     for seed in (1, 1, 2):
@@ -151,7 +151,7 @@ def test_unsynchronised_batch_normalisation_moves_the_mean_of_one_device():
         return model
 
     one = train(model_fn, data, 1)
-    for replicas in (2, 3, 4):
+    for replicas in counts(2, 3):
         ours = train(model_fn, data, replicas, steps_per_loop=7)
 
         np.testing.assert_allclose(ours.weights[2], one.weights[2], rtol=1e-5, atol=1e-6)
@@ -177,7 +177,7 @@ def test_mixed_precision_trains_about_alike(policy):
         return model
 
     one = train(model_fn, data, 1)
-    for replicas in (2, 3):
+    for replicas in counts(2):
         assert_equal(train(model_fn, data, replicas), one, rtol=0.05, atol=0.02)
 
 
@@ -204,9 +204,9 @@ def test_infinity_on_one_replica_skips_the_step_on_all_and_halves_the_scale():
             pass
 
     x, y = random(12, 3), random(12, 1, seed=1)
-    y[5] = np.inf  # the second batch of four, its second replica of four
+    y[5] = np.inf  # the second batch of four, its first replica of two
     results = {}
-    for replicas in (1, 2, 4):
+    for replicas in (1, 2):
         scales.clear()
         fit(
             model_fn,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from runs import ALL, ROWS, assert_equal, dataset, dense, kernel, random, train, train_stock
+from runs import ROWS, assert_equal, counts, dataset, dense, kernel, random, train, train_stock
 
 X, Y = random(ROWS, 3), random(ROWS, 1, seed=1)
 CLASSES = np.random.default_rng(2).integers(0, 3, (ROWS, 1))
@@ -559,8 +559,15 @@ def test_one_device_trains_as_keras_does(name):
     assert_equal(expected, stock, rtol=case.rtol, atol=case.atol, slots=case.slots)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4] if ALL else [3])
-@pytest.mark.parametrize("name", CASES)
+# Each count meets cases of every sort; tracing a replica is what takes the time.
+ON = [
+    (name, count)
+    for number, name in enumerate(CASES)
+    for count in counts((2, 2, 3, 2, 4)[number % 5])
+]
+
+
+@pytest.mark.parametrize(("name", "replicas"), ON)
 def test_replicas_train_as_one_device_does(name, replicas):
     case = CASES[name]
     expected = on_one_device(name)
