@@ -16,6 +16,7 @@ Y = np.eye(4, dtype="float32")[(X @ W).argmax(1)]
 def model_fn():
     def k(s):
         return keras.initializers.RandomNormal(seed=s)
+
     m = keras.Sequential(
         [
             keras.Input((8,)),

@@ -5,6 +5,8 @@ from common import *
 from keras import ops
 
 virtual_cpus(2)
+
+
 def f(t, p):
     return ops.mean(ops.square(t - p))
 
@@ -16,6 +18,8 @@ class L(keras.losses.Loss):
 
 def ds():
     return ordered(col(1, 2, 3, 4), col(1, 1, 1, 1), 4)
+
+
 for loss in (f, L()):
     for n in (1, 2):
         res = run(one_weight(loss=loss), ds(), n, epochs=1)

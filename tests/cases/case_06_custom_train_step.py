@@ -48,6 +48,8 @@ def fn(cls):
 
 def ds():
     return ordered(col(1, 2, 3, 4), col(1, 1, 1, 1), 4)
+
+
 assert abs(w_of(run(fn(M), ds(), 1, epochs=1)) - 0.5) < 1e-5
 r2 = run(fn(M), ds(), 2, epochs=1)
 ok = abs(w_of(r2) - 0.5) < 1e-5

@@ -1,6 +1,5 @@
 """Dict inputs, two outputs, PyDataset, short last batch."""
 
-
 import keras
 import numpy as np
 from common import *
@@ -22,8 +21,10 @@ class P(keras.utils.PyDataset):
 
 def model_fn():
     a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
+
     def k(s):
         return keras.initializers.RandomNormal(seed=s)
+
     h = keras.layers.Concatenate()([a, b])
     m = keras.Model(
         {"a": a, "b": b},

@@ -30,6 +30,8 @@ def model_fn():
 
 def ds(b):
     return tf.data.Dataset.from_tensor_slices(((F, S), Y)).batch(b)
+
+
 for b in (2, 4, 3):
     one = run(model_fn, ds(b), 1, epochs=2)
     two = run(model_fn, ds(b), 2, epochs=2)

@@ -37,8 +37,10 @@ class Rows(Total):
 
 def fresh():
     return one_weight(
-    optimizer=lambda: keras.optimizers.SGD(0.0), metrics=[Total("total"), Rows("rows")]
-)
+        optimizer=lambda: keras.optimizers.SGD(0.0), metrics=[Total("total"), Rows("rows")]
+    )
+
+
 for n in (1, 2):
     made.clear()
     h = run(fresh(), gen(), n, epochs=1).history

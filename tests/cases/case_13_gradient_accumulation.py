@@ -5,10 +5,16 @@ import numpy as np
 from common import *
 
 virtual_cpus(2)
+
+
 def ds():
     return ordered(col(1, 2, 3, 4, 5, 6, 7, 8), col(*[1] * 8), 4)
+
+
 def opt():
     return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
 for n in (1, 2):
     assert abs(w_of(run(one_weight(optimizer=opt), ds(), n, epochs=1)) - 0.9) < 1e-5
 # momentum and slots must not move on the non-update steps

@@ -7,6 +7,8 @@ from common import *
 
 virtual_cpus(2)
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
+
+
 def ds():
     return ordered(X, X[:, :1], 4)
 
