@@ -44,6 +44,7 @@ _scale_loss = BaseOptimizer.scale_loss
 _scale_loss_scaled = LossScaleOptimizer.scale_loss
 _all_reduce = TFOptimizer._all_reduce_sum_gradients
 _update_mean = keras.metrics.Mean.update_state
+_update_sum = keras.metrics.Sum.update_state
 _update_wrapped = keras.metrics.MeanMetricWrapper.update_state
 _results = KerasTrainer.get_metrics_result
 _merge_call = tf.__internal__.distribute.interim.maybe_merge_call
@@ -245,15 +246,24 @@ def _replica_all_reduce(optimizer: Any, grads_and_vars: Any) -> Any:
     return list(grads_and_vars)
 
 
-def _replica_update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    share = shares.current()
-    if share is not None and sample_weight is None:
-        values = keras.ops.convert_to_tensor(values)
-        if values.shape.rank == 0:
-            # One number for the batch counts as one entry; a replica's number
-            # counts as its part of that entry.
-            sample_weight = share.fraction
-    return _update_mean(metric, values, sample_weight)
+def _replica_update_entry(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Mean` and `Sum`, for which one number for the batch counts as one entry.
+
+    A replica's number counts as its part of that entry.
+    """
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        share = shares.current()
+        if share is not None and sample_weight is None:
+            values = keras.ops.convert_to_tensor(values)
+            if values.shape.rank == 0:
+                sample_weight = share.fraction
+        return original(metric, values, sample_weight)
+
+    return update_state
+
+
+_replica_update_mean = _replica_update_entry(_update_mean)
 
 
 def _replica_update_wrapped(
@@ -297,6 +307,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (LossScaleOptimizer, "scale_loss", _replica_scale_loss(_scale_loss_scaled)),
     (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
     (keras.metrics.Mean, "update_state", _replica_update_mean),
+    (keras.metrics.Sum, "update_state", _replica_update_entry(_update_sum)),
     (keras.metrics.MeanMetricWrapper, "update_state", _replica_update_wrapped),
     (KerasTrainer, "get_metrics_result", _replica_results),
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
