@@ -15,9 +15,9 @@ def test_public_names_are_exactly_the_documented_ones():
         if isinstance(getattr(autostrategy, name), types.ModuleType) or name == "annotations"
     }
 
-    assert sorted(public - modules - {"Any", "TYPE_CHECKING"}, key=str.casefold) == (
-        autostrategy.__all__
-    )
+    assert sorted(
+        public - modules - {"Any", "TYPE_CHECKING"}, key=lambda name: (name.casefold(), name)
+    ) == (autostrategy.__all__)
 
 
 def test_every_public_name_is_there_and_says_what_it_is():

@@ -128,8 +128,8 @@ def warnings_about(model: keras.Model, scaling: Scaling, replicas: int) -> tuple
     if keras_internals.has_own(model, "train_step"):
         found.append(
             f"{type(model).__name__} has its own train_step: each replica runs it on its own rows, "
-            "and gradients and logs are averaged over rows. A loss in it must be a mean over rows and "
-            "not be divided by the number of replicas; clip in the optimizer (clipnorm, "
+            "and gradients and logs are averaged over rows. A loss in it must be a mean over rows "
+            "and not be divided by the number of replicas; clip in the optimizer (clipnorm, "
             "global_clipnorm), since a step that clips sees one replica's gradients."
         )
     return tuple(found)
