@@ -67,6 +67,7 @@ def go(mode, folder, tmp_path, timeout=120):
     )
 
 
+@pytest.mark.usefixtures("four_cpus")  # loading a model fixes the devices of this process
 def test_only_the_chief_writes_files(tmp_path):
     folder = tmp_path / "shared"
     folder.mkdir()
