@@ -100,6 +100,7 @@ def results(tmp_path_factory):
     }
 
 
+@pytest.mark.xdist_group("results of 1, 2 and 3 workers")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, 3])
 def test_workers_give_the_numbers_of_one_process(kind, count, results):
