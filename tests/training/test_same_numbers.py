@@ -137,6 +137,18 @@ class MeanPenalty(keras.layers.Layer):
         return x
 
 
+class CountingInFloats(keras.layers.Layer):
+    """Reads the count of its steps while it trains."""
+
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(1.0)
+        return x * (1 + self.count / 10)
+
+
 class Rows(keras.metrics.Metric):
     """A user's count, whole numbers."""
 
@@ -205,6 +217,12 @@ class OwnTrainStep(keras.Model):
     @property
     def metrics(self):
         return [self.seen]
+
+
+class StepWithASum(OwnTrainStep):
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Sum(name="seen")
 
 
 class OwnTrainAndTestStep(OwnTrainStep):
@@ -403,6 +421,15 @@ CASES = {
     "activity regularizer": Case(
         of(lambda: [keras.Input((3,)), dense(4, 1, activity_regularizer="l2"), dense(1, 2)])
     ),
+    "several outputs without reduction": Case(
+        heads(
+            {
+                "a": keras.losses.MeanSquaredError(reduction="none"),
+                "b": keras.losses.MeanAbsoluteError(reduction="none"),
+            }
+        ),
+        lambda: (dataset(X, labels(["a", "b"])),),
+    ),
     "sample weights": Case(
         net(weighted_metrics=["mae"], metrics=["mae"]),
         lambda: (X, Y),
@@ -468,6 +495,7 @@ CASES = {
     "a metric over the batch": Case(net(metrics=[spread])),
     "own train_step": Case(compiled(OwnTrainStep, sgd, "mse")),
     "own train_step with more logs": Case(compiled(StepWithMoreLogs, sgd, "mse")),
+    "own train_step with a sum": Case(compiled(StepWithASum, sgd, "mse")),
     "own test_step": Case(
         compiled(OwnTrainAndTestStep, sgd, "mse"),
         arguments={"validation_data": (X[:7], Y[:7])},
@@ -488,6 +516,12 @@ CASES = {
                 keras.layers.SpectralNormalization(dense(4, 1)),
                 dense(1, 2),
             ]
+        )
+    ),
+    "a layer that counts its steps": Case(
+        of(
+            lambda: [keras.Input((3,)), dense(4, 1), CountingInFloats(), dense(1, 2)],
+            optimizer=slow,
         )
     ),
     "embedding": Case(
