@@ -221,3 +221,55 @@ def test_infinity_on_one_replica_skips_the_step_on_all_and_halves_the_scale():
         np.testing.assert_array_equal(steps[0][1], steps[1][1])
         assert np.isfinite(steps[2][1]).all()
         np.testing.assert_allclose(steps[2][1], results[1][2][1], rtol=1e-5)
+
+
+class Largest(keras.metrics.Metric):
+    """A user's metric that is no sum over rows."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.kept = self.add_variable((), "zeros", name="kept")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.kept.assign(ops.maximum(self.kept, ops.max(y_true)))
+
+    def result(self):
+        return self.kept * 1.0
+
+
+class OwnStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = dense(1, 1)
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step():
+    model = OwnStep()
+    model.compile("sgd", "mse")
+    return model
+
+
+WARNINGS = {
+    "a metric that is no sum": (lambda: net_with(Largest()), "'largest'"),
+    "a train_step": (own_step, "OwnStep has its own train_step"),
+}
+
+
+def net_with(metric):
+    model = keras.Sequential([keras.Input((3,)), dense(1, 1)])
+    model.compile("sgd", "mse", metrics=[metric])
+    return model
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_what_differs_by_nature_is_said_where_there_is_more_than_one_replica(name):
+    make, text = WARNINGS[name]
+
+    assert any(text in warning for warning in fit(make, X, Y, replicas=2).plan.warnings)
+    assert not any(text in warning for warning in fit(make, X, Y).plan.warnings)
