@@ -8,16 +8,29 @@ to overwrite a user's labels that way.
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import keras
 import numpy as np
 
+from autostrategy.errors import TrainingError
+
 
 def copying(x: Any) -> Any:
-    """`x`, or for a generator and a PyDataset one that yields copies of its arrays."""
+    """`x`, or for a generator and a PyDataset one that yields copies of its arrays.
+
+    Raises:
+        TrainingError: a generator has nothing left.
+    """
     if inspect.isgenerator(x):
-        return (_copy(batch) for batch in x)
+        first = next(x, None)
+        if first is None:
+            raise TrainingError(
+                "x must yield at least 1 batch. Received: a generator that is empty, or was used up "
+                "by an earlier fit. Make a new one for each call."
+            )
+        return (_copy(batch) for batch in itertools.chain([first], x))
     if isinstance(x, keras.utils.PyDataset):
         return CopyingPyDataset(x)
     return x

@@ -86,7 +86,10 @@ CASES = {
         with_data(lambda: (dataset(X, Y).filter(lambda x, y: False),)),
         "empty dataset",
     ),
-    "empty generator": (with_data(lambda: (empty_generator(),)), "at least 1 batch|empty"),
+    "empty generator": (
+        with_data(lambda: (empty_generator(),)),
+        "x must yield at least 1 batch. Received: a generator",
+    ),
     "empty PyDataset": (with_data(lambda: (NoBatches(),)), "length 0|at least 1 batch"),
     "NaN in the data": (fits(X * np.nan, Y), r"The loss must be finite\. Received: nan in epoch 1"),
     "infinite loss": (fits(X, Y * np.inf), r"The loss must be finite\. Received: inf in epoch 1"),

@@ -17,7 +17,6 @@ from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
@@ -114,7 +113,7 @@ def test_seeds_are_named_and_shaped_as_we_know():
 
     assert (state.name, tuple(state.shape)) == ("seed_generator_state", (2,))
     keras.random.uniform((1,))
-    generator = keras_global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = keras_global_state.get_global_attribute("global_seed_generator")
     assert isinstance(generator, keras.random.SeedGenerator)
 
 
