@@ -27,8 +27,8 @@ def copying(x: Any) -> Any:
         first = next(x, None)
         if first is None:
             raise TrainingError(
-                "x must yield at least 1 batch. Received: a generator that is empty, or was used up "
-                "by an earlier fit. Make a new one for each call."
+                "x must yield at least 1 batch. Received: a generator that is empty, or that an "
+                "earlier fit used up. Make a new one for each call."
             )
         return (_copy(batch) for batch in itertools.chain([first], x))
     if isinstance(x, keras.utils.PyDataset):
