@@ -77,6 +77,7 @@ def train(model_fn, data, replicas, **arguments) -> Trained:
     `validation_data` may be a function too.
     """
     keras.utils.clear_session(free_memory=False)  # names count from the start again
+    keras.utils.set_random_seed(0)  # whatever ran before in this process
     arguments = {"epochs": EPOCHS, **_made(arguments)}
     result = fit(model_fn, *data(), replicas=replicas, **arguments)
     return trained(result.model, result, result)
@@ -85,6 +86,7 @@ def train(model_fn, data, replicas, **arguments) -> Trained:
 def train_stock(model_fn, data, **arguments) -> Trained:
     """Through `keras.Model.fit`, on one device."""
     keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
     model = model_fn()
     history = model.fit(
         *data(), **{"epochs": EPOCHS, "verbose": 0, "shuffle": False, **_made(arguments)}
