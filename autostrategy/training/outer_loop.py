@@ -82,7 +82,8 @@ def train(
         model=model,
     )
     own = keras_internals.returns_own_logs(model, "train_step")
-    if callback_rules.need_every_batch(given) or own:
+    by_batch = callback_rules.need_every_batch(given)
+    if by_batch or own:
         # The logs of a step of the user's own come from the step, not from metrics.
         pace.single(always=own and not feed.sure)
     model.stop_training = False
@@ -100,7 +101,9 @@ def train(
             model.reset_metrics()
             with rate.full():
                 hooks.on_epoch_begin(epoch)
-            logs = _train_epoch(model, feed, loop, rate, pace, hooks, counts, epoch)
+            # Who looks at batches may stop at one, on one worker alone.
+            agreeing = workers if by_batch else 1
+            logs = _train_epoch(model, feed, loop, rate, pace, hooks, counts, epoch, agreeing)
             if feed.exhausted and not logs:
                 break
             if validate is not None and _is_due(epoch, validation_freq):
@@ -137,6 +140,7 @@ def _train_epoch(
     hooks: keras.callbacks.CallbackList,
     counts: dict[str, Any],
     epoch: int,
+    agreeing: int,
 ) -> dict[str, Any]:
     """One epoch's loops; the logs after the last."""
     logs: dict[str, Any] = {}
@@ -167,6 +171,7 @@ def _train_epoch(
             step += done
             _require_finite(logs, epoch, step, hooks)
             hooks.on_train_batch_end(step - 1, logs)
+            _agree_on_stopping(model, feed, agreeing)
             if not warming:
                 pace.took(done, seconds)
             if model.stop_training or done < size:

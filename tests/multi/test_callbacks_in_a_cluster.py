@@ -29,6 +29,11 @@ BODY = """
             if mode == "one" and epoch == 2 and me == 1:
                 self.model.stop_training = True
 
+    class StopOneAtABatch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if me == 1 and batch == 1:
+                self.model.stop_training = True
+
     C = keras.callbacks
     callbacks = [
         C.ModelCheckpoint(folder + "/best.keras", save_best_only=True),
@@ -38,6 +43,8 @@ BODY = """
         Die(),
         StopOne(),
     ]
+    if mode == "batch":
+        callbacks.append(StopOneAtABatch())
     if mode == "early":
         callbacks.append(C.EarlyStopping(patience=0, min_delta=1e9))
     result = autostrategy.fit(
@@ -80,12 +87,13 @@ def test_only_the_chief_writes_files(tmp_path):
     assert len((folder / "log.csv").read_text().splitlines()) == 7
 
 
-@pytest.mark.parametrize("mode", ["early", "one"])
+@pytest.mark.parametrize("mode", ["early", "one", "batch"])
 def test_workers_stop_at_the_same_epoch(mode, tmp_path):
     """Also when a callback of one worker alone asks to stop."""
     one, two = workers.told(go(mode, tmp_path, tmp_path))
 
     assert one["epochs"] == two["epochs"] < 6
+    assert one["iterations"] == two["iterations"]
 
 
 def test_a_killed_worker_ends_the_other_and_the_run_can_be_taken_up_again(tmp_path):
