@@ -25,6 +25,7 @@ _START_TIMEOUT_SECONDS = 60.0
 # multi-worker one starts the server of its process, and a mirrored one counts
 # the keys of its collectives.
 _mirrored_on: dict[tuple[str, ...], tf.distribute.Strategy] = {}
+_central_on: dict[tuple[str, ...], tf.distribute.Strategy] = {}
 _multi_worker: dict[tuple[str, tuple[str, ...]], tf.distribute.Strategy] = {}
 
 
@@ -121,9 +122,11 @@ def _multi_worker_mirrored(
 
 def _central_storage(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
     _require_devices(plan)
-    return tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=list(plan.devices), parameter_device="CPU:0"
-    )
+    if plan.devices not in _central_on:
+        _central_on[plan.devices] = tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=list(plan.devices), parameter_device="CPU:0"
+        )
+    return _central_on[plan.devices]
 
 
 def _parameter_server(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.data.util.structure import NoneTensorSpec as NoneTensorSpec
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.ops import resource_variable_ops
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -73,3 +75,37 @@ def let_distributed_variables_be_numbers() -> None:
                 name,
                 lambda variable, convert=convert: convert(variable.numpy()),
             )
+
+
+def temporary_variable(value: tf.Tensor, *, like: tf.Variable) -> tf.Variable:
+    """A new variable that holds `value`, and is gone when the function that makes it returns.
+
+    `tf.Variable` cannot be made anew in each call of a `tf.function`; this one
+    is made where the operation runs, on whichever device or worker that is.
+    The object must be kept for as long as the function.
+    """
+    graph = not tf.executing_eagerly()
+    handle = resource_variable_ops.eager_safe_variable_handle(
+        value,
+        value.shape,
+        shared_name=eager_context.anonymous_name() if graph else None,
+        name="temporary",
+        graph_mode=graph,
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def variable(trainable: bool) -> tf.Variable:
+        return resource_variable_ops.BaseResourceVariable(
+            trainable=trainable,
+            shape=value.shape,
+            dtype=value.dtype,
+            handle=handle,
+            handle_name="temporary:0",
+            unique_id=f"temporary_{id(handle)}",
+            in_graph_mode=False,
+        )
+
+    if graph:
+        # `tf.custom_gradient` looks every variable of its graph up here.
+        tf.compat.v1.add_to_collection("variables", variable(False))
+    return variable(like.trainable)

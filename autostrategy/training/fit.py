@@ -47,7 +47,7 @@ def fit(
         x, y: as in `keras.Model.fit`. A tuple without `y` is (x, y) or
             (x, y, sample_weight), as an element of a dataset would be.
         strategy: "auto", the name of a kind ("one_device", "mirrored",
-            "multi_worker_mirrored"), or a `Plan`.
+            "multi_worker_mirrored", "central_storage"), or a `Plan`.
         devices: how many devices, or their names ("GPU:0", "CPU:1").
         batch_size: rows of a batch as written for one device.
         batch_scaling: "auto", "linear", "sqrt" grow batch and learning rate

@@ -87,6 +87,25 @@ def state_of(model: keras.Model) -> list[Any]:
     return _unique(own)
 
 
+def written_in_steps(model: keras.Model) -> tuple[Any, ...]:
+    """Every Keras variable of the model that its step may write itself, not an optimizer.
+
+    Metrics, seeds and the state of layers; and the kernels that
+    SpectralNormalization rescales in each forward pass.
+    """
+    updated = {id(each) for optimizer in optimizers_of(model) for each in optimizer._variables}
+    rescaled = {
+        id(layer.kernel)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.SpectralNormalization) and layer.built
+    }
+    return tuple(
+        variable
+        for variable in state_of(model)
+        if id(variable) in rescaled or not (id(variable) in updated or variable._value.trainable)
+    )
+
+
 def is_seed(variable: Any) -> bool:
     """Whether the variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable
-from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.common.stateless_scope import StatelessScope, in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
@@ -29,6 +29,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 
+from autostrategy.errors import TrainingError
 from autostrategy.training import share as shares
 
 _value_of = KerasVariable.value.fget
@@ -65,7 +66,25 @@ def local_component(variable: Any) -> tf.Variable:
     return components[replica % len(components)]
 
 
+def part_of(variable: Any) -> Any:
+    """The TensorFlow variable that this replica reads and writes for a Keras variable.
+
+    While an optimizer updates, that is never a local stand-in: the update is
+    of the variable itself.
+    """
+    own = _own_part(variable)
+    return local_component(variable._value) if own is None else own
+
+
+def _own_part(variable: Any) -> Any:
+    share = shares.current()
+    return None if share is None or share.reduced else share.local.get(id(variable))
+
+
 def _replica_value(variable: Any) -> Any:
+    own = _own_part(variable)
+    if own is not None and not in_stateless_scope():
+        return variable._maybe_autocast(own)
     value = _value_of(variable)
     return value if shares.current() is None else local_component(value)
 
@@ -75,8 +94,15 @@ def _replica_assign(variable: Any, value: Any) -> None:
     if share is None:
         _assign(variable, value)
         return
-    target = local_component(variable._value)
+    target = part_of(variable)
     value = tf.cast(value, target.dtype)
+    if share.central and not share.reduced and id(variable) not in share.local:
+        raise TrainingError(
+            "Under central storage all replicas share the trained variables, so a layer must not "
+            f"write to one. Received: a step that assigns to {variable.path}. Use "
+            "strategy='mirrored', or keep what the layer writes in a variable of its own, made "
+            "with trainable=False."
+        )
     if not share.reduced:
         share.assigned[id(variable)] = variable
         if id(variable) in share.metric_ids and not _is_sum(value, target):
@@ -188,20 +214,59 @@ def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         share = shares.current()
         if share is None or share.reduced:
             return original(optimizer, grads, trainable_variables)
+        if share.central:
+            return _apply_once(share, original, optimizer, list(grads), trainable_variables)
         grads = _exchanged(share, list(grads))
-        before = optimizer._distribution_strategy
-        chain = [optimizer, getattr(optimizer, "inner_optimizer", None)]
-        for each in filter(None, chain):
-            each._distribution_strategy = _InReplica
-        share.reduced = True
-        try:
+        with _updating(share, optimizer):
             return original(optimizer, grads, trainable_variables)
-        finally:
-            share.reduced = False
-            for each in filter(None, chain):
-                each._distribution_strategy = before
 
     return apply
+
+
+@contextlib.contextmanager
+def _updating(share: shares.Share, optimizer: Any) -> Iterator[None]:
+    """Let the optimizer work on gradients that have crossed replicas."""
+    before = optimizer._distribution_strategy
+    chain = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+    for each in filter(None, chain):
+        each._distribution_strategy = _InReplica
+    share.reduced = True
+    try:
+        yield
+    finally:
+        share.reduced = False
+        for each in filter(None, chain):
+            each._distribution_strategy = before
+
+
+def _apply_once(
+    share: shares.Share, original: Any, optimizer: Any, grads: list[Any], variables: Any
+) -> Any:
+    """Sum gradients where the variables are, and update them once for all replicas."""
+    variables = optimizer._trainable_variables if variables is None else list(variables)
+    written = [each for each in variables if id(each) in share.local]
+    present = [gradient for gradient in grads if gradient is not None]
+    if not share.weighted:
+        present = [_times(gradient, share.weight) for gradient in present]
+
+    def once(strategy: tf.distribute.Strategy, *gradients: Any) -> None:
+        device = strategy.extended.parameter_devices[0]
+        # `once` is the first replica's, and so is `share`.
+        for variable in written:
+            variable._value.assign(share.local[id(variable)].read_value())
+        summed = iter(
+            strategy.extended.batch_reduce_to(
+                tf.distribute.ReduceOp.SUM, [(each, device) for each in gradients]
+            )
+        )
+        everything = [None if gradient is None else next(summed) for gradient in grads]
+        with tf.device(device), shares.of_replica(share), _updating(share, optimizer):
+            original(optimizer, everything, variables)
+
+    tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
+    for variable in written:
+        share.local[id(variable)].assign(variable._value.read_value())
+    return None
 
 
 def _exchanged(share: shares.Share, grads: list[Any]) -> list[Any]:

@@ -41,7 +41,8 @@ def make_loop(
         many steps it did and the logs, a dictionary of tensors.
     """
     layout = dataclasses.replace(layout, assigned={})
-    step = steps.step_of(model, layout, training=training)
+    own_of: dict[int, steps.Own] = {}
+    step = steps.step_of(model, layout, own_of, training=training)
     name = "train_step" if training else "test_step"
     own = keras_internals.returns_own_logs(model, name)
 
@@ -51,7 +52,7 @@ def make_loop(
             keras_semantics.replica_semantics(),
             keras_semantics.global_results(metrics),
         ):
-            totals = on_replicas(layout, lambda: steps.begin(model))
+            totals = on_replicas(layout, lambda: steps.begin(model, layout, own_of))
             run_step = functools.partial(run_element, layout, step, totals=totals)
             # The logs of a step of the user's own matter for the last step
             # only, so that step stands outside the loop.
@@ -62,7 +63,7 @@ def make_loop(
             if one_step or own:
                 more, logs = _once(layout, run_step, iterator, to_end=to_end)
                 done += more
-            on_replicas(layout, lambda each: steps.end(model, layout, each), totals)
+            on_replicas(layout, lambda each: steps.end(model, layout, own_of, each), totals)
         return done, logs, model.get_metrics_result()
 
     run = run_steps

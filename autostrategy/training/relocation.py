@@ -22,6 +22,9 @@ from autostrategy.training import keras_internals
 _SEED_STRIDE = 2654435761
 _SEED_MASK = 0x7FFFFFFF
 
+# Attribute of a plain variable that belongs to a strategy all the same.
+_HOME = "_autostrategy_home"
+
 
 def relocate(
     model: keras.Model,
@@ -33,7 +36,9 @@ def relocate(
     """Put every variable of a built model into `strategy`, with the value it has.
 
     In a multi-worker strategy all workers get the chief's values. Variables
-    that are there already stay as they are.
+    that are there already stay as they are. Under central storage they become
+    plain variables on its parameter device: TensorFlow's own
+    (`AggregatingVariable`) turn every write of a replica into an exchange.
 
     Args:
         model: a built model; its optimizers and metrics move too.
@@ -49,7 +54,9 @@ def relocate(
         value = values[id(variable)] if values is not None else variable.value.numpy()
         keras_internals.set_value(variable, _new(variable, value, strategy, first_replica))
     for optimizer in keras_internals.optimizers_of(model):
-        keras_internals.reindex(optimizer, strategy)
+        keras_internals.reindex(
+            optimizer, tf.distribute.get_strategy() if _is_central(strategy) else strategy
+        )
     keras_internals.forget_strategy(model)
 
 
@@ -61,9 +68,17 @@ def detach(model: keras.Model) -> dict[int, Any]:
     }
 
 
+def _is_central(strategy: tf.distribute.Strategy) -> bool:
+    return isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+
+
 def _lives_in(value: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    return getattr(value, "distribute_strategy", None) is strategy or (
-        not isinstance(value, tf.distribute.DistributedValues)
+    if _is_central(strategy) or hasattr(value, _HOME):
+        return getattr(value, _HOME, None) is strategy
+    lives_in = getattr(value, "distribute_strategy", None)
+    return lives_in is strategy or (
+        lives_in is None
+        and not isinstance(value, tf.distribute.DistributedValues)
         and strategy is tf.distribute.get_strategy()
     )
 
@@ -72,6 +87,11 @@ def _new(
     variable: Any, value: Any, strategy: tf.distribute.Strategy, first_replica: int
 ) -> tf.Variable:
     old = variable.value
+    if _is_central(strategy):
+        with tf.device(strategy.extended.parameter_devices[0]):
+            new = tf.Variable(value, dtype=old.dtype, shape=old.shape, trainable=old.trainable)
+        setattr(new, _HOME, strategy)
+        return new
     seed = keras_internals.is_seed(variable)
     with strategy.scope():
         new = tf.Variable(
@@ -92,15 +112,17 @@ def _new(
         )
     if seed:
         components = strategy.experimental_local_results(new)
-        state = components[0].numpy()  # the chief's, where `value` is this worker's
+        state = components[0].read_value()  # the chief's, where `value` is this worker's
         for index, component in enumerate(components):
-            component.assign(_seed_of(state, first_replica + index))
+            component.assign(seed_of(state, first_replica + index))
     return new
 
 
-def _seed_of(state: np.ndarray, replica: int) -> np.ndarray:
-    """A seed generator's state for one replica: its own key, the same position."""
+def seed_of(state: tf.Tensor, replica: int) -> tf.Tensor:
+    """A seed generator's state for one replica, shape [2]: its own key, the same position."""
     if replica == 0:
         return state
-    key = (int(state[0]) + replica * _SEED_STRIDE) & _SEED_MASK
-    return np.array([key, state[1]], state.dtype)
+    key = tf.bitwise.bitwise_and(
+        tf.cast(state[0], tf.int64) + replica * _SEED_STRIDE, tf.constant(_SEED_MASK, tf.int64)
+    )
+    return tf.stack([tf.cast(key, state.dtype), state[1]])

@@ -40,6 +40,10 @@ class Share:
     `momenta` has the momentum of each statistic that BatchNormalization moves,
     by id. `totals` is what each metric variable holds for all replicas beside what
     this one counts, `before` what it held before the step, both by id.
+    `local` has the variables that stand in for Keras variables of this replica
+    alone, by id; empty where each replica has its own part of every variable.
+    `central` says that all replicas share the trained variables, so that one
+    update serves all.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. The other fields change while the step is traced: `assigned`
     collects the Keras variables that the step writes by itself (not through
@@ -61,6 +65,8 @@ class Share:
     momenta: dict[int, float]
     totals: dict[int, tf.Tensor]
     weighs_loss: bool
+    local: dict[int, tf.Variable] = field(default_factory=dict)
+    central: bool = False
     before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
     reduced: bool = False

@@ -15,8 +15,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy.training import keras_internals, keras_semantics
+from autostrategy import tensorflow_internals
+from autostrategy.training import keras_internals, keras_semantics, relocation
 from autostrategy.training import share as shares
+
+# What a replica keeps for itself while a loop runs: variables by id of the
+# Keras variable that they stand in for.
+Own = dict[int, tf.Variable]
 
 
 @dataclass(kw_only=True)
@@ -29,6 +34,8 @@ class Layout:
     than there are replicas. `metric_ids` are ids of the Keras variables of
     metrics, `momenta` those of BatchNormalization with their momentum.
     `assigned` and `not_sums` fill while a step is traced; see `share.Share`.
+    `own_state` are the Keras variables of which each replica keeps its own while a
+    loop runs, where the strategy has one of each (central storage).
     """
 
     strategy: tf.distribute.Strategy | None
@@ -40,6 +47,8 @@ class Layout:
     momenta: dict[int, float] = field(default_factory=dict)
     assigned: dict[int, Any] = field(default_factory=dict)
     not_sums: dict[int, Any] = field(default_factory=dict)
+    own_state: tuple[Any, ...] = ()
+    central: bool = False
 
     @property
     def single(self) -> bool:
@@ -47,8 +56,12 @@ class Layout:
         return self.replicas == 1
 
 
-def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[..., Any]:
+def step_of(
+    model: keras.Model, layout: Layout, own_of: dict[int, Own], *, training: bool
+) -> Callable[..., Any]:
     """The train or test step of one replica: one element of `data.for_replicas` -> logs.
+
+    `own_of` is what `begin` fills, by replica.
 
     Logs are those that a step of the user's own returns, as means over the
     rows of all replicas; Keras's own steps return metrics, which are read
@@ -83,6 +96,8 @@ def step_of(model: keras.Model, layout: Layout, *, training: bool) -> Callable[.
             assigned=layout.assigned,
             not_sums=layout.not_sums,
             totals=dict(zip(ids, totals, strict=True)),
+            local=own_of.get(_replica(), {}),
+            central=layout.central,
             weighs_loss=training and not keras_internals.has_own(model, name),
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
@@ -114,9 +129,7 @@ def without_optionals(batch: Any) -> Any:
 @contextlib.contextmanager
 def _counting_rows_once(model: keras.Model, layout: Layout, share: shares.Share) -> Iterator[None]:
     """Undo what a replica that repeats another's rows puts into metrics."""
-    context = tf.distribute.get_replica_context()
-    first = tf.get_static_value(context.replica_id_in_sync_group) == 0
-    if first or not layout.scarce:
+    if _replica() == 0 or not layout.scarce:
         yield
         return
     variables = keras_internals.metric_variables_of(model)
@@ -147,46 +160,71 @@ def _average(layout: Layout, share: shares.Share) -> None:
         variable.value * tf.cast(share.weight, variable.value.dtype) for variable in variables
     ]
     for variable, value in zip(variables, _all_reduce_packed(weighted), strict=True):
-        keras_semantics.local_component(variable.value).assign(value)
+        keras_semantics.part_of(variable).assign(value)
 
 
-def begin(model: keras.Model) -> list[tf.Tensor]:
+def begin(model: keras.Model, layout: Layout, own_of: dict[int, Own]) -> list[tf.Tensor]:
     """Set aside the totals of all metrics, so that the loop counts from zero.
 
     Between loops every replica holds the global totals, so that metrics can be
     read anywhere without an exchange: on the chief alone, in a callback.
     """
-    totals = []
-    for component in _metric_components(model):
-        totals.append(component.read_value())
-        component.assign(tf.zeros_like(component))
+    metrics = keras_internals.metric_variables_of(model)
+    components = [keras_semantics.local_component(variable.value) for variable in metrics]
+    totals = [component.read_value() for component in components]
+    if layout.own_state:
+        own_of[_replica()] = {
+            id(variable): tensorflow_internals.temporary_variable(
+                _first_value(variable, layout), like=variable._value
+            )
+            for variable in layout.own_state
+        }
+    else:
+        for component in components:
+            component.assign(tf.zeros_like(component))
     return totals
 
 
-def end(model: keras.Model, layout: Layout, totals: list[tf.Tensor]) -> None:
+def end(
+    model: keras.Model, layout: Layout, own_of: dict[int, Own], totals: list[tf.Tensor]
+) -> None:
     """Make the state of all replicas equal again, in one exchange for each type.
 
     Metrics become their totals plus what all replicas counted; the statistics
     that BatchNormalization moves become the mean over replicas.
     """
-    metrics = _metric_components(model)
-    averaged = [
-        keras_semantics.local_component(variable.value)
-        for key, variable in layout.assigned.items()
-        if key in layout.momenta
-    ]
-    exchanged = _all_reduce_packed([each.read_value() for each in metrics + averaged])
-    for component, total, counted in zip(metrics, totals, exchanged, strict=False):
-        component.assign(total + counted)
-    for component, summed in zip(averaged, exchanged[len(metrics) :], strict=True):
-        component.assign(summed / tf.cast(layout.replicas, summed.dtype))
+    own = own_of.get(_replica(), {})
+
+    def part(variable: Any) -> tf.Variable:
+        if id(variable) in own:
+            return own[id(variable)]
+        return keras_semantics.local_component(variable.value)
+
+    metrics = keras_internals.metric_variables_of(model)
+    averaged = [each for key, each in layout.assigned.items() if key in layout.momenta]
+    exchanged = _all_reduce_packed([part(each).read_value() for each in metrics + averaged])
+    for variable, total, counted in zip(metrics, totals, exchanged, strict=False):
+        part(variable).assign(total + counted)
+    for variable, summed in zip(averaged, exchanged[len(metrics) :], strict=True):
+        part(variable).assign(summed / tf.cast(layout.replicas, summed.dtype))
+    if layout.own_state and _replica() == 0:
+        for variable in layout.own_state:
+            variable.value.assign(part(variable).read_value())
 
 
-def _metric_components(model: keras.Model) -> list[tf.Variable]:
-    return [
-        keras_semantics.local_component(variable.value)
-        for variable in keras_internals.metric_variables_of(model)
-    ]
+def _replica() -> int:
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def _first_value(variable: Any, layout: Layout) -> tf.Tensor:
+    """What a replica's own variable holds when a loop begins."""
+    value = variable.value.read_value()
+    if id(variable) in layout.metric_ids:
+        return tf.zeros_like(value)
+    if keras_internals.is_seed(variable):
+        return relocation.seed_of(value, layout.first + _replica())
+    return value
 
 
 def _all_reduce_packed(values: list[tf.Tensor]) -> list[tf.Tensor]:

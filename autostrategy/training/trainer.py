@@ -45,6 +45,7 @@ _KINDS = (
     StrategyKind.ONE_DEVICE,
     StrategyKind.MIRRORED,
     StrategyKind.MULTI_WORKER_MIRRORED,
+    StrategyKind.CENTRAL_STORAGE,
 )
 
 
@@ -321,6 +322,7 @@ class Trainer:
             scarce=data.may_be_scarce(made, self._layout.replicas),
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
             momenta=keras_internals.momenta_of(self.model),
+            own_state=keras_internals.written_in_steps(self.model) if self._layout.central else (),
         )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
@@ -385,4 +387,5 @@ def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
         replicas=plan.workers * local,
         local=local,
         first=rank * local,
+        central=plan.kind is StrategyKind.CENTRAL_STORAGE,
     )
