@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from autostrategy import tensorflow_internals
-from autostrategy.training import keras_internals, keras_semantics, relocation
+from autostrategy.training import keras_internals, keras_variables, relocation
 from autostrategy.training import share as shares
 
 # What a replica keeps for itself while a loop runs: variables by id of the
@@ -160,7 +160,7 @@ def _average(layout: Layout, share: shares.Share) -> None:
         variable.value * tf.cast(share.weight, variable.value.dtype) for variable in variables
     ]
     for variable, value in zip(variables, _all_reduce_packed(weighted), strict=True):
-        keras_semantics.part_of(variable).assign(value)
+        keras_variables.part_of(variable).assign(value)
 
 
 def begin(model: keras.Model, layout: Layout, own_of: dict[int, Own]) -> list[tf.Tensor]:
@@ -170,7 +170,7 @@ def begin(model: keras.Model, layout: Layout, own_of: dict[int, Own]) -> list[tf
     read anywhere without an exchange: on the chief alone, in a callback.
     """
     metrics = keras_internals.metric_variables_of(model)
-    components = [keras_semantics.local_component(variable.value) for variable in metrics]
+    components = [keras_variables.local_component(variable.value) for variable in metrics]
     totals = [component.read_value() for component in components]
     if layout.own_state:
         own_of[_replica()] = {
@@ -198,7 +198,7 @@ def end(
     def part(variable: Any) -> tf.Variable:
         if id(variable) in own:
             return own[id(variable)]
-        return keras_semantics.local_component(variable.value)
+        return keras_variables.local_component(variable.value)
 
     metrics = keras_internals.metric_variables_of(model)
     averaged = [each for key, each in layout.assigned.items() if key in layout.momenta]

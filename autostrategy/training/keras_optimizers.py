@@ -1,0 +1,163 @@
+"""Optimizers of a replica: gradients cross replicas once, before anything is done to them.
+
+Private to Keras; tested with Keras 3.12 and 3.15, and
+tests/training/test_keras_internals.py fails loudly when a part changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+from autostrategy.training import share as shares
+from autostrategy.training.keras_variables import local_component
+
+_apply = BaseOptimizer.apply
+_apply_scaled = LossScaleOptimizer.apply
+_tf_apply = LossScaleOptimizer._tf_apply
+_scale_loss = BaseOptimizer.scale_loss
+_scale_loss_scaled = LossScaleOptimizer.scale_loss
+_all_reduce = TFOptimizer._all_reduce_sum_gradients
+_merge_call = tf.__internal__.distribute.interim.maybe_merge_call
+
+
+class _InReplica:
+    """Stands where an optimizer keeps its strategy: an update is a call on the local part."""
+
+    class extended:  # the name that optimizers ask for
+        @staticmethod
+        def update(
+            variable: Any,
+            function: Callable[..., Any],
+            args: tuple[Any, ...] = (),
+            kwargs: dict[str, Any] | None = None,
+            group: bool = True,
+        ) -> Any:
+            return function(local_component(variable), *args, **(kwargs or {}))
+
+
+def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        share = shares.current()
+        if share is None or share.reduced:
+            return original(optimizer, grads, trainable_variables)
+        if share.central:
+            return _apply_once(share, original, optimizer, list(grads), trainable_variables)
+        grads = _exchanged(share, list(grads))
+        with _updating(share, optimizer):
+            return original(optimizer, grads, trainable_variables)
+
+    return apply
+
+
+@contextlib.contextmanager
+def _updating(share: shares.Share, optimizer: Any) -> Iterator[None]:
+    """Let the optimizer work on gradients that have crossed replicas."""
+    before = optimizer._distribution_strategy
+    chain = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+    for each in filter(None, chain):
+        each._distribution_strategy = _InReplica
+    share.reduced = True
+    try:
+        yield
+    finally:
+        share.reduced = False
+        for each in filter(None, chain):
+            each._distribution_strategy = before
+
+
+def _apply_once(
+    share: shares.Share, original: Any, optimizer: Any, grads: list[Any], variables: Any
+) -> Any:
+    """Sum gradients where the variables are, and update them once for all replicas."""
+    variables = optimizer._trainable_variables if variables is None else list(variables)
+    written = [each for each in variables if id(each) in share.local]
+    present = [gradient for gradient in grads if gradient is not None]
+    if not share.weighted:
+        present = [_times(gradient, share.weight) for gradient in present]
+
+    def once(strategy: tf.distribute.Strategy, *gradients: Any) -> None:
+        device = strategy.extended.parameter_devices[0]
+        # `once` is the first replica's, and so is `share`.
+        for variable in written:
+            variable._value.assign(share.local[id(variable)].read_value())
+        summed = iter(
+            strategy.extended.batch_reduce_to(
+                tf.distribute.ReduceOp.SUM, [(each, device) for each in gradients]
+            )
+        )
+        everything = [None if gradient is None else next(summed) for gradient in grads]
+        with tf.device(device), shares.of_replica(share), _updating(share, optimizer):
+            original(optimizer, everything, variables)
+
+    tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
+    for variable in written:
+        share.local[id(variable)].assign(variable._value.read_value())
+    return None
+
+
+def _exchanged(share: shares.Share, grads: list[Any]) -> list[Any]:
+    """Gradients of the global batch from those of this replica; None stays None."""
+    present = [gradient for gradient in grads if gradient is not None]
+    if not share.weighted:
+        present = [_times(gradient, share.weight) for gradient in present]
+    summed = iter(shares.all_reduce_sum(present) if present else [])
+    return [None if gradient is None else next(summed) for gradient in grads]
+
+
+def _times(gradient: Any, weight: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(weight, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(weight, gradient.dtype)
+
+
+def _replica_tf_apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    if shares.current() is None:
+        return _tf_apply(optimizer, grads, trainable_variables)
+    return optimizer._common_apply(grads, trainable_variables)
+
+
+def _replica_scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+        share = shares.current()
+        loss = original(optimizer, loss)
+        if share is None or not share.weighs_loss:
+            return loss
+        # One multiplication here instead of one for each gradient, and right
+        # also where a layer exchanges values in its backward pass.
+        share.weighted = True
+        return loss * tf.cast(share.weight, loss.dtype)
+
+    return scale_loss
+
+
+def _replica_all_reduce(optimizer: Any, grads_and_vars: Any) -> Any:
+    if shares.current() is None:
+        return _all_reduce(optimizer, grads_and_vars)
+    return list(grads_and_vars)
+
+
+def _replica_merge_call(
+    function: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if shares.current() is None:
+        return _merge_call(function, strategy, *args, **kwargs)
+    return function(_InReplica, *args, **kwargs)
+
+
+REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
+    (BaseOptimizer, "apply", _replica_apply(_apply)),
+    (LossScaleOptimizer, "apply", _replica_apply(_apply_scaled)),
+    (LossScaleOptimizer, "_tf_apply", _replica_tf_apply),
+    (BaseOptimizer, "scale_loss", _replica_scale_loss(_scale_loss)),
+    (LossScaleOptimizer, "scale_loss", _replica_scale_loss(_scale_loss_scaled)),
+    (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
+    (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
+)
