@@ -13,13 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from autostrategy import rendezvous, tensorflow_internals
+from autostrategy import parameter_servers, rendezvous, tensorflow_internals
 from autostrategy.errors import LaunchError, PlanError
 from autostrategy.planner import Plan, StrategyKind
 
 # How long a task waits for the others to appear, in seconds.
 START_TIMEOUT_VARIABLE = "AUTOSTRATEGY_START_TIMEOUT"
 _START_TIMEOUT_SECONDS = 60.0
+
+_TOO_LATE = (
+    "{} must be made before TensorFlow is used. Received: a process "
+    "that already made a tensor, variable or dataset. Call autostrategy.fit (or build) "
+    "first and make the data in a function, or start the script with `autostrategy run`."
+)
 
 # One strategy for each set of devices, for the life of the process: a
 # multi-worker one starts the server of its process, and a mirrored one counts
@@ -35,7 +41,10 @@ def build(
     """The strategy that `plan` names, on the devices that it names.
 
     For one device that TensorFlow uses anyway this is TensorFlow's default
-    strategy, which costs nothing per step (`OneDeviceStrategy` does).
+    strategy, which costs nothing per step (`OneDeviceStrategy` does). In a
+    cluster with parameter servers only the chief comes back with a strategy:
+    on other tasks this serves until the chief's process ends, and then ends
+    the process (`SystemExit`).
 
     Args:
         plan: what `autostrategy.plan` returned.
@@ -51,6 +60,8 @@ def build(
     """
     if plan.kind is StrategyKind.MULTI_WORKER_MIRRORED:
         return _multi_worker_mirrored(plan, start_timeout, late=late)
+    if plan.kind is StrategyKind.PARAMETER_SERVER:
+        return _parameter_server(plan, start_timeout, late=late)
     return _BUILDERS[plan.kind](plan, start_timeout)
 
 
@@ -102,11 +113,7 @@ def _multi_worker_mirrored(
         return _multi_worker[key]
     in_use = tensorflow_internals.is_initialized()
     if in_use and not late:
-        raise PlanError(
-            "A multi-worker strategy must be made before TensorFlow is used. Received: a process "
-            "that already made a tensor, variable or dataset. Call autostrategy.fit (or build) "
-            "first and make the data in a function, or start the script with `autostrategy run`."
-        )
+        raise PlanError(_TOO_LATE.format("A multi-worker strategy"))
     if not in_use:
         _limit_to_plan(plan)
     rendezvous.meet(cluster, timeout=_seconds(start_timeout))
@@ -129,16 +136,25 @@ def _central_storage(plan: Plan, start_timeout: float | None) -> tf.distribute.S
     return _central_on[plan.devices]
 
 
-def _parameter_server(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
+def _parameter_server(
+    plan: Plan, start_timeout: float | None, *, late: bool
+) -> tf.distribute.Strategy:
     cluster = plan.cluster
     if cluster is None:
         raise PlanError(
             "parameter_server needs a cluster of chief, worker and ps tasks. Received: a plan "
             "without one. Set TF_CONFIG for each task."
         )
-    os.environ["TF_CONFIG"] = cluster.tf_config
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return tf.distribute.ParameterServerStrategy(resolver)
+    key = (cluster.tf_config, plan.devices)
+    if key not in _multi_worker:
+        os.environ["TF_CONFIG"] = cluster.tf_config
+        timeout = _seconds(start_timeout)
+        if cluster.task_type != "chief":
+            parameter_servers.serve(cluster, timeout=timeout)
+        if tensorflow_internals.is_initialized() and not late:
+            raise PlanError(_TOO_LATE.format("A parameter-server strategy"))
+        _multi_worker[key] = parameter_servers.connect(cluster, timeout=timeout)
+    return _multi_worker[key]
 
 
 def _require_devices(plan: Plan) -> None:
@@ -225,6 +241,5 @@ _BUILDERS: dict[StrategyKind, Callable[[Plan, float | None], tf.distribute.Strat
     StrategyKind.ONE_DEVICE: _one_device,
     StrategyKind.MIRRORED: _mirrored,
     StrategyKind.CENTRAL_STORAGE: _central_storage,
-    StrategyKind.PARAMETER_SERVER: _parameter_server,
     StrategyKind.TPU: _tpu,
 }

@@ -15,6 +15,10 @@ from autostrategy.workload import StrategyKind as StrategyKind
 from autostrategy.workload import Workload as Workload
 from autostrategy.workload import checked
 
+# Large embedding tables are split over parameter servers, into parts of at
+# least this size (the default of TensorFlow's `MinSizePartitioner`).
+SMALLEST_PART_BYTES = 256 << 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
@@ -339,7 +343,15 @@ def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[st
     asked = "" if workload.strategy == "auto" else f"asked for with strategy={kind.value!r}: "
     if cluster and kind is StrategyKind.PARAMETER_SERVER:
         role = {"chief": "coordinator (chief)"}.get(cluster.task_type, cluster.task_type)
-        return f"{asked}the cluster has {plan_text.jobs(cluster)}; this task is the {role}"
+        servers = len(cluster.addresses("ps"))
+        tables = (
+            f"; embedding tables of {2 * SMALLEST_PART_BYTES >> 10} KiB and more are split over "
+            f"the {servers} servers"
+        )
+        return (
+            f"{asked}the cluster has {plan_text.jobs(cluster)}; this task is the {role}"
+            f"{tables if servers > 1 else ''}"
+        )
     if cluster and kind in _CLUSTER_KINDS and cluster.world_size > 1:
         return f"{asked}{cluster.world_size} workers that step together, each on {names}"
     if cluster and cluster.task_type == "evaluator":

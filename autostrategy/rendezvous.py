@@ -24,30 +24,32 @@ _KNOCK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 
 
-def meet(cluster: Cluster, *, timeout: float) -> None:
+def meet(cluster: Cluster, *, timeout: float, jobs: tuple[str, ...] | None = None) -> None:
     """Return once every other training task of `cluster` accepts a connection.
 
     Args:
         cluster: the cluster with this task in it.
         timeout: seconds to wait for the slowest task.
+        jobs: whom to wait for; by default all that train, chief and workers.
 
     Raises:
         LaunchError: this task's port is taken, or a task did not appear in
             time; the message names each missing address.
     """
     own = cluster.addresses(cluster.task_type)[cluster.task_index]
-    missing = {address: "no answer" for address in cluster.workers if address != own}
+    wanted = cluster.workers if jobs is None else _addresses(cluster, jobs)
+    missing = {address: "no answer" for address in wanted if address != own}
     deadline = time.monotonic() + timeout
     with _listening(own):
         while missing:
             for address in list(missing):
-                reason = _knock(address)
+                reason = knock(address)
                 if reason is None:
                     del missing[address]
                 else:
                     missing[address] = reason
             if missing and time.monotonic() > deadline:
-                raise LaunchError(_missing_text(cluster, own, missing, timeout))
+                raise LaunchError(_missing_text(len(wanted), own, missing, timeout))
             if missing:
                 time.sleep(_PAUSE_SECONDS)
 
@@ -80,7 +82,11 @@ def within(act: Callable[[], Value], *, timeout: float, otherwise: str) -> Value
     return results[0]
 
 
-def _knock(address: str) -> str | None:
+def _addresses(cluster: Cluster, jobs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(address for job in jobs for address in cluster.addresses(job))
+
+
+def knock(address: str) -> str | None:
     """Why nobody answers at `address`, None when somebody does."""
     host, _, port = address.rpartition(":")
     try:
@@ -150,10 +156,10 @@ def _bind(host: str, port: int, address: str) -> socket.socket:
     )
 
 
-def _missing_text(cluster: Cluster, own: str, missing: dict[str, str], timeout: float) -> str:
+def _missing_text(tasks: int, own: str, missing: dict[str, str], timeout: float) -> str:
     names = ", ".join(f"{address} ({reason})" for address, reason in missing.items())
     return (
-        f"All {len(cluster.workers)} workers of the cluster must start within {timeout:g} s. "
+        f"All {tasks} workers of the cluster must start within {timeout:g} s. "
         f"Missing after that time, seen from {own}: {names}. Start the missing workers, check the "
         "addresses and firewalls, or allow more time with AUTOSTRATEGY_START_TIMEOUT."
     )

@@ -17,9 +17,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autostrategy import tensorflow_internals
 from autostrategy.errors import TrainingError
 from autostrategy.training import copying, keras_data
 from autostrategy.training.steps import Layout
+
+# Arrays up to this size are sent to each worker of parameter servers: a message
+# of TensorFlow's servers ends at 2 GiB.
+_RESIDENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,7 @@ class Batches:
             and the dataset runs on over all epochs, in a new order each.
         grab: from (a part of) an element to the rows themselves; None when
             elements are the rows.
+        arrays: what `grab` takes rows from, None when elements are the rows.
         spec: `tf.TypeSpec` structure of one global batch.
         batch_size: rows of a full batch, None when the data does not tell.
         rows: examples in one pass, None when unknown.
@@ -42,6 +48,7 @@ class Batches:
 
     dataset: tf.data.Dataset
     grab: Callable[[Any], Any] | None
+    arrays: Any
     spec: Any
     batch_size: int | None
     rows: int | None
@@ -156,11 +163,16 @@ def _of_arrays(given: Source, *, growth: int, shuffle: Any, seed: int, first_epo
 
         return tf.data.Dataset.range(steps).map(one_batch)
 
-    grab = keras_data.grabber(given.adapter)
+    arrays = keras_data.arrays_of(given.adapter)
+
+    def grab(indices: tf.Tensor) -> Any:
+        return keras_data.rows_at(indices, arrays)
+
     indices = tf.data.Dataset.counter(first_epoch).flat_map(one_epoch)
     return Batches(
         dataset=indices,
         grab=grab,
+        arrays=arrays,
         spec=indices.map(tf.autograph.experimental.do_not_convert(grab)).element_spec,
         batch_size=size,
         rows=rows,
@@ -187,6 +199,7 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
     return Batches(
         dataset=dataset,
         grab=None,
+        arrays=None,
         spec=dataset.element_spec,
         batch_size=size,
         rows=None,
@@ -212,7 +225,7 @@ def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
         element = arguments if unpacked else arguments[0]
         if layout.single:
             return grab(element)
-        rows = _rows(element)
+        rows = rows_of(element)
         return tuple(
             _part(element, grab, rows, replica, layout.replicas)
             for replica in range(layout.first, layout.first + layout.local)
@@ -222,6 +235,49 @@ def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
     if not layout.single or given.grab is not None:
         dataset = dataset.map(share_out)
     return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def for_workers(given: Batches) -> tuple[tf.data.Dataset, Callable[[Any, Any], Any], Any]:
+    """What the chief of parameter servers draws, and what each worker makes of it.
+
+    Arrays that fit are sent to each worker once, and the chief sends it row
+    numbers only; of all else it sends the rows.
+
+    Returns:
+        Elements for the chief to send; a function from such an element and the
+        arrays of the worker to a batch; the arrays, None without.
+    """
+    if given.arrays is not None and keras_data.are_dense(given.arrays):
+        leaves = [leaf for leaf in tf.nest.flatten(given.arrays) if leaf is not None]
+        if sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves) <= _RESIDENT_BYTES:
+            return given.dataset.prefetch(tf.data.AUTOTUNE), keras_data.rows_at, given.arrays
+    dataset = given.dataset
+    if given.grab is not None:
+        dataset = dataset.map(tf.autograph.experimental.do_not_convert(given.grab))
+    return dataset.prefetch(tf.data.AUTOTUNE), lambda element, arrays: element, None
+
+
+def part(spec: Any, packed: Any, start: Any, size: Any, index: Any) -> Any:
+    """One element of several that were joined: rows `start` to `start + size` of each leaf.
+
+    Args:
+        spec: `tf.TypeSpec` structure of an element.
+        packed: elements one after another; scalars are stacked.
+        start, size: scalar int32 tensors.
+        index: number of the element among those joined.
+    """
+
+    def one(leaf_spec: Any, leaf: Any) -> Any:
+        if isinstance(leaf_spec, (tf.OptionalSpec, tensorflow_internals.NoneTensorSpec)):
+            return leaf
+        if leaf_spec.shape.rank == 0:
+            return leaf[index]
+        rows = _slice(leaf, start, size)
+        if isinstance(rows, tf.Tensor):
+            rows.set_shape(leaf_spec.shape)
+        return rows
+
+    return tf.nest.map_structure(one, spec, packed)
 
 
 def may_be_scarce(given: Batches, replicas: int) -> bool:
@@ -274,7 +330,7 @@ def _slice(leaf: Any, start: Any, size: Any) -> Any:
     return leaf
 
 
-def _rows(element: Any) -> Any:
+def rows_of(element: Any) -> Any:
     """Rows of a batch: an int where the shape says it, else a scalar int32 tensor."""
     leaf = next(leaf for leaf in tf.nest.flatten(element) if _has_rows(leaf))
     if leaf.shape[0] is not None:
@@ -309,5 +365,5 @@ def _batch_size_of(adapter: Any) -> int | None:
     if static is not None:
         return static
     for element in dataset.take(1):
-        return int(_rows(element))
+        return int(rows_of(element))
     raise TrainingError("The dataset must have at least 1 batch. Received: an empty dataset.")

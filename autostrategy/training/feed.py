@@ -20,7 +20,8 @@ class Feed:
     With `restarts` each epoch begins at the first batch, as each evaluation
     does. Follows keras/src/trainers/epoch_iterator.py, with two differences: a
     generator is never started again (Keras would repeat its first batches),
-    and arrays run on from epoch to epoch without a pause.
+    and arrays run on from epoch to epoch without a pause. `dataset` stands in
+    for `data.for_replicas`.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class Feed:
         *,
         steps_per_epoch: int | None,
         restarts: bool = False,
+        dataset: tf.data.Dataset | None = None,
     ) -> None:
         self.layout = layout
         self._restarts = restarts or (given.passes == "again" and steps_per_epoch is None)
         self._source = given
-        self._dataset = for_replicas(given, layout)
+        self._dataset = for_replicas(given, layout) if dataset is None else dataset
         self._steps_per_epoch = steps_per_epoch
         self._iterator: Iterator[Any] | None = None
         self._position = 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autostrategy import builder, tensorflow_internals
 from autostrategy.facts import Facts
-from autostrategy.planner import Plan
+from autostrategy.planner import Plan, StrategyKind
 from autostrategy.planner import plan as make_plan
 from autostrategy.prober import probe
 from autostrategy.training import dataset_graph, model_checks, relocation
@@ -84,6 +84,9 @@ def fit(
             epochs=fit_arguments.get("epochs", 1),
         )
     require_trainable_kind(chosen)
+    served = chosen.kind is StrategyKind.PARAMETER_SERVER
+    if served and chosen.cluster is not None and not chosen.cluster.is_chief:
+        builder.build(chosen)  # serves the chief, and ends this process
     model, arguments = _started(chosen, model, {"x": x, "y": y, **fit_arguments})
 
     def compiled() -> Any:
@@ -109,12 +112,13 @@ def fit(
 
 
 def _started(plan: Plan, model: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Start a multi-worker strategy although data or model were made before it.
+    """Start the strategy of a cluster although data or model were made before it.
 
     Most scripts make their dataset first, and TensorFlow then refuses the
     strategy. So datasets and variables are taken out, and put back after.
     """
-    if plan.workers == 1 or not tensorflow_internals.is_initialized():
+    alone = plan.workers == 1 and plan.kind is not StrategyKind.PARAMETER_SERVER
+    if alone or not tensorflow_internals.is_initialized():
         return model, arguments
     values = relocation.detach(model) if isinstance(model, keras.Model) else None
     packed = keras.tree.map_structure(_take_out, arguments)

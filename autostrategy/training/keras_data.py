@@ -6,7 +6,6 @@ loudly when one of these parts changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -69,22 +68,28 @@ def rows_of(adapter: Adapter) -> int:
     return int(adapter._num_samples)
 
 
-def grabber(adapter: Adapter) -> Callable[[tf.Tensor], Any]:
-    """A function from row numbers, shape [n], to those rows of the adapter's arrays."""
+def arrays_of(adapter: Adapter) -> Any:
+    """The adapter's arrays as tensors; sparse ones in Keras's form for slicing."""
     sliceable = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    arrays = tree.traverse(_as_tensor, tree.lists_to_tuples(sliceable))
+    return tree.traverse(_as_tensor, tree.lists_to_tuples(sliceable))
 
-    def grab(indices: tf.Tensor) -> Any:
-        def grab_one(leaf: Any) -> Any:
-            if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
-                return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
-            if tf.is_tensor(leaf):
-                return tf.gather(leaf, indices, axis=0)
-            return _DESCEND
 
-        return tree.traverse(grab_one, arrays)
+def are_dense(arrays: Any) -> bool:
+    """Whether all of `arrays_of` are plain tensors, which can be sent to other processes."""
+    return all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in tree.flatten(arrays))
 
-    return grab
+
+def rows_at(indices: tf.Tensor, arrays: Any) -> Any:
+    """The rows of `arrays_of` at row numbers, shape [n]."""
+
+    def grab_one(leaf: Any) -> Any:
+        if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
+        if tf.is_tensor(leaf):
+            return tf.gather(leaf, indices, axis=0)
+        return _DESCEND
+
+    return tree.traverse(grab_one, arrays)
 
 
 _DESCEND = None  # what `tree.traverse` takes for "not a leaf: go on inside"

@@ -87,17 +87,17 @@ def state_of(model: keras.Model) -> list[Any]:
     return _unique(own)
 
 
-def written_in_steps(model: keras.Model) -> tuple[Any, ...]:
+def written_in_steps(model: keras.Model, *, kernels: bool = True) -> tuple[Any, ...]:
     """Every Keras variable of the model that its step may write itself, not an optimizer.
 
-    Metrics, seeds and the state of layers; and the kernels that
+    Metrics, seeds and the state of layers; and with `kernels` those that
     SpectralNormalization rescales in each forward pass.
     """
     updated = {id(each) for optimizer in optimizers_of(model) for each in optimizer._variables}
     rescaled = {
         id(layer.kernel)
         for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.SpectralNormalization) and layer.built
+        if kernels and isinstance(layer, keras.layers.SpectralNormalization) and layer.built
     }
     return tuple(
         variable
@@ -136,9 +136,33 @@ def reindex(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     optimizer._distribution_strategy = strategy if optimizer.built else tf.distribute.get_strategy()
     if optimizer.built:
         optimizer._trainable_variables_indices = {
-            optimizer._var_key(variable): index
+            optimizer._var_key(part): index
             for index, variable in enumerate(optimizer._trainable_variables)
+            for part in getattr(variable._value, "parts", (variable,))
         }
+
+
+def slots_of(optimizer: Any) -> list[tuple[Any, list[Any]]]:
+    """Each variable that an optimizer updates, with those it keeps of the same shape for it."""
+    trained = optimizer._trainable_variables
+    lists = [
+        each
+        for each in vars(optimizer).values()
+        if isinstance(each, (list, tuple)) and len(each) == len(trained) and each is not trained
+    ]
+    return [
+        (
+            variable,
+            [
+                each[index]
+                for each in lists
+                if isinstance(each[index], backend.Variable)
+                and each[index] is not variable
+                and tuple(each[index].shape) == tuple(variable.shape)
+            ],
+        )
+        for index, variable in enumerate(trained)
+    ]
 
 
 def has_own(model: keras.Model, step: str) -> bool:

@@ -25,7 +25,7 @@ _update_wrapped = keras.metrics.MeanMetricWrapper.update_state
 
 
 def _replica_loss_call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-    share = shares.current()
+    share = shares.crossing()
     if share is None:
         return _call_loss(loss, y_true, y_pred, sample_weight)
     share.loss_arguments = (
@@ -40,11 +40,11 @@ def _replica_loss_call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any =
 
 
 def _replica_scale(value: tf.Tensor) -> tf.Tensor:
-    return _scale(value) if shares.current() is None else value
+    return _scale(value) if shares.crossing() is None else value
 
 
 def _replica_unscale(value: tf.Tensor) -> tf.Tensor:
-    share = shares.current()
+    share = shares.crossing()
     if share is None:
         return _unscale(value)
     if value.shape.rank == 0:
@@ -61,7 +61,7 @@ def _replica_reduce(
     reduction: str | None = "sum_over_batch_size",
     dtype: Any = None,
 ) -> tf.Tensor:
-    share = shares.current()
+    share = shares.crossing()
     if share is None:
         return _reduce(values, sample_weight, mask, reduction, dtype)
     values = keras.ops.convert_to_tensor(values, dtype=dtype)
@@ -85,7 +85,7 @@ def _replica_update_entry(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-        share = shares.current()
+        share = shares.crossing()
         if share is not None and sample_weight is None:
             values = keras.ops.convert_to_tensor(values)
             if values.shape.rank == 0:
@@ -101,7 +101,7 @@ _replica_update_mean = _replica_update_entry(_update_mean)
 def _replica_update_wrapped(
     metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    share = shares.current()
+    share = shares.crossing()
     if share is None or sample_weight is not None:
         return _update_wrapped(metric, y_true, y_pred, sample_weight)
     value = metric._fn(y_true, y_pred, **metric._fn_kwargs)

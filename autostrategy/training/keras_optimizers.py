@@ -17,6 +17,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from autostrategy.training import share as shares
 from autostrategy.training.keras_variables import local_component
+from autostrategy.training.partitioned import PartitionedVariable
 
 _apply = BaseOptimizer.apply
 _apply_scaled = LossScaleOptimizer.apply
@@ -39,7 +40,23 @@ class _InReplica:
             kwargs: dict[str, Any] | None = None,
             group: bool = True,
         ) -> Any:
+            if isinstance(variable, PartitionedVariable):
+                return _update_parts(variable, function, args)
             return function(local_component(variable), *args, **(kwargs or {}))
+
+
+def _update_parts(
+    variable: PartitionedVariable, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """Update each part of a partitioned variable by itself, slots and all."""
+    share = shares.current()
+    assert share is not None
+    for index, part in enumerate(variable.parts):
+        share.part = index
+        try:
+            function(part, *(variable.part_of(each, index) for each in args))
+        finally:
+            share.part = None
 
 
 def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +66,7 @@ def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, grads, trainable_variables)
         if share.central:
             return _apply_once(share, original, optimizer, list(grads), trainable_variables)
-        grads = _exchanged(share, list(grads))
+        grads = list(grads) if share.asynchronous else _exchanged(share, list(grads))
         with _updating(share, optimizer):
             return original(optimizer, grads, trainable_variables)
 
@@ -126,7 +143,7 @@ def _replica_tf_apply(optimizer: Any, grads: Any, trainable_variables: Any = Non
 
 def _replica_scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-        share = shares.current()
+        share = shares.crossing()
         loss = original(optimizer, loss)
         if share is None or not share.weighs_loss:
             return loss

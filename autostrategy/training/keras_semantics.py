@@ -84,6 +84,10 @@ def global_results(metrics: list[Any]) -> Iterator[None]:
             del metric.result
 
 
+def _everywhere(share: shares.Share, counted: list[Any]) -> list[Any]:
+    return counted if share.asynchronous else list(shares.all_reduce_sum(counted))
+
+
 def _global_result(metric: Any, result: Callable[..., Any]) -> Callable[..., Any]:
     def of_all_replicas(*args: Any, **kwargs: Any) -> Any:
         share = shares.current()
@@ -95,9 +99,7 @@ def _global_result(metric: Any, result: Callable[..., Any]) -> Callable[..., Any
         ]
         mapping = [
             (variable, share.totals[id(variable)] + value)
-            for variable, value in zip(
-                metric.variables, shares.all_reduce_sum(counted), strict=True
-            )
+            for variable, value in zip(metric.variables, _everywhere(share, counted), strict=True)
         ]
         with StatelessScope(state_mapping=mapping):
             return result(*args, **kwargs)

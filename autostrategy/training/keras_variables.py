@@ -6,18 +6,25 @@ tests/training/test_keras_internals.py fails loudly when a part changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.tensorflow import numpy as tensorflow_numpy
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 
 from autostrategy.errors import TrainingError
 from autostrategy.training import share as shares
+from autostrategy.training.partitioned import PartitionedVariable
 
 _value_of = KerasVariable.value.fget
 _assign = TensorFlowVariable._direct_assign
+_assign_add = KerasVariable.assign_add
+_assign_sub = KerasVariable.assign_sub
+_take = tensorflow_numpy.take
+_gradient = tf.GradientTape.gradient
 
 
 def local_component(variable: Any) -> tf.Variable:
@@ -47,7 +54,11 @@ def part_of(variable: Any) -> Any:
 
 def _own_part(variable: Any) -> Any:
     share = shares.current()
-    return None if share is None or share.reduced else share.local.get(id(variable))
+    if share is None or (share.reduced and not share.asynchronous):
+        return None
+    if share.part is not None and isinstance(variable._value, PartitionedVariable):
+        return variable._value.parts[share.part]
+    return share.local.get(id(variable))
 
 
 def _replica_value(variable: Any) -> Any:
@@ -65,6 +76,10 @@ def _replica_assign(variable: Any, value: Any) -> None:
         return
     target = part_of(variable)
     value = tf.cast(value, target.dtype)
+    if share.asynchronous and not share.reduced and id(variable) not in share.local:
+        # Other workers write to it too: only the difference is this step's.
+        target.assign_add(value - target.read_value())
+        return
     if share.central and not share.reduced and id(variable) not in share.local:
         raise TrainingError(
             "Under central storage all replicas share the trained variables, so a layer must not "
@@ -109,7 +124,68 @@ def _origin(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
+def _replica_add(original: Callable[..., Any], sign: int) -> Callable[..., Any]:
+    """`assign_add` and `assign_sub`: Keras reads, adds and writes, which loses other's additions.
+
+    TensorFlow's own add is one operation where the variable is.
+    """
+
+    def add(variable: Any, value: Any) -> Any:
+        share = shares.current()
+        if share is None or not share.asynchronous:
+            return original(variable, value)
+        target = part_of(variable)
+        if id(variable) in share.local:
+            share.assigned[id(variable)] = variable
+        value = tf.cast(value, target.dtype)
+        target.assign_add(value) if sign > 0 else target.assign_sub(value)
+        return variable
+
+    return add
+
+
+def _replica_take(x: Any, indices: Any, axis: int | None = None) -> Any:
+    """`keras.ops.take` from a variable on a parameter server: only the rows cross the network."""
+    share = shares.current()
+    plain = not isinstance(indices, (tf.SparseTensor, tf.RaggedTensor))
+    if share is None or not share.asynchronous or not isinstance(x, KerasVariable):
+        return _take(x, indices, axis)
+    if axis != 0 or not plain or id(x) in share.local:
+        return _take(x, indices, axis)
+    indices = tf.convert_to_tensor(indices)
+    indices = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
+    value = x._value
+    if isinstance(value, PartitionedVariable):
+        rows = tf.nn.embedding_lookup(list(value.parts), indices, partition_strategy="div")
+    else:
+        rows = tf.gather(value, indices)
+    return x._maybe_autocast(rows)
+
+
+def _replica_gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GradientTape.gradient` with partitioned variables among the sources."""
+    share = shares.current()
+    if share is None or not share.asynchronous:
+        return _gradient(tape, target, sources, *args, **kwargs)
+    values = [getattr(each, "_value", each) for each in tf.nest.flatten(sources)]
+    parts = [
+        list(value.parts) if isinstance(value, PartitionedVariable) else source
+        for value, source in zip(values, tf.nest.flatten(sources), strict=True)
+    ]
+    found = [
+        value.joined(gradient) if isinstance(value, PartitionedVariable) else gradient
+        for value, gradient in zip(
+            values, _gradient(tape, target, parts, *args, **kwargs), strict=True
+        )
+    ]
+    return tf.nest.pack_sequence_as(sources, found)
+
+
 REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (KerasVariable, "value", property(_replica_value)),
+    (KerasVariable, "assign_add", _replica_add(_assign_add, 1)),
+    (KerasVariable, "assign_sub", _replica_add(_assign_sub, -1)),
+    (tensorflow_numpy, "take", _replica_take),
+    (tf.GradientTape, "gradient", _replica_gradient),
     (TensorFlowVariable, "_direct_assign", _replica_assign),
 )

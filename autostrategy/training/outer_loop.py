@@ -30,6 +30,8 @@ from autostrategy.training.pace import Pace
 # (callbacks, verbose) -> logs
 Validate = Callable[[Any, Any], dict[str, Any]]
 LoopMaker = Callable[..., Any]
+# (model, feed, rate, pace, callbacks, counts, epoch, workers that agree) -> logs
+EpochTrainer = Callable[..., dict[str, Any]]
 
 # Testing has nobody to wait for but the progress bar.
 _TEST_STEPS_PER_LOOP = 16
@@ -40,7 +42,7 @@ def train(
     feed: Feed,
     *,
     refeed: Callable[[int], Feed] | None,
-    loop: LoopMaker,
+    train_epoch: EpochTrainer,
     rate: ScaledLearningRate,
     pace: Pace,
     callbacks: Any,
@@ -58,7 +60,8 @@ def train(
         model: a built model whose state lives in the strategy.
         feed: the data from `initial_epoch` on.
         refeed: the data from another epoch on, None where it cannot start again.
-        loop: `Trainer._loop`.
+        train_epoch: runs the loops of one epoch: `in_process`, or the chief's
+            of parameter servers.
         rate, pace: the learning rate and the steps of a loop.
         validate: evaluates the validation data, None without.
         The rest is as in `keras.Model.fit`.
@@ -103,7 +106,7 @@ def train(
                 hooks.on_epoch_begin(epoch)
             # Who looks at batches may stop at one, on one worker alone.
             agreeing = workers if by_batch else 1
-            logs = _train_epoch(model, feed, loop, rate, pace, hooks, counts, epoch, agreeing)
+            logs = train_epoch(model, feed, rate, pace, hooks, counts, epoch, agreeing)
             if feed.exhausted and not logs:
                 break
             if validate is not None and _is_due(epoch, validation_freq):
@@ -131,18 +134,22 @@ def train(
     }
 
 
-def _train_epoch(
+def in_process(
     model: keras.Model,
     feed: Feed,
-    loop: LoopMaker,
     rate: ScaledLearningRate,
     pace: Pace,
     hooks: keras.callbacks.CallbackList,
     counts: dict[str, Any],
     epoch: int,
     agreeing: int,
+    *,
+    loop: LoopMaker,
 ) -> dict[str, Any]:
-    """One epoch's loops; the logs after the last."""
+    """One epoch's loops, each on all replicas of this process; the logs after the last.
+
+    `loop` is `Trainer._loop`; the rest is what `train` hands on.
+    """
     logs: dict[str, Any] = {}
     with feed.epoch() as (iterator, wanted):
         step = 0
@@ -169,7 +176,7 @@ def _train_epoch(
             counts["first"] = counts["first"] or seconds
             counts["steps"] += done
             step += done
-            _require_finite(logs, epoch, step, hooks)
+            require_finite(logs, epoch, step, hooks)
             hooks.on_train_batch_end(step - 1, logs)
             _agree_on_stopping(model, feed, agreeing)
             if not warming:
@@ -233,9 +240,14 @@ def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
         ) from None
 
 
-def _require_finite(
+def require_finite(
     logs: dict[str, Any], epoch: int, step: int, hooks: keras.callbacks.CallbackList
 ) -> None:
+    """Stop at a loss that is no number, unless a callback watches for it.
+
+    Raises:
+        TrainingError: naming epoch and step.
+    """
     loss = logs.get("loss")
     watched = any(isinstance(each, keras.callbacks.TerminateOnNaN) for each in hooks.callbacks)
     if isinstance(loss, float) and not math.isfinite(loss) and not watched:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from autostrategy import tensorflow_internals
-from autostrategy.training import keras_internals
+from autostrategy.training import keras_internals, placement
 
 # Odd, and far from any power of two: seeds of different replicas share no
 # pattern, and replica 0 keeps the user's seed (Knuth, TAOCP 3, section 6.4).
@@ -39,6 +39,8 @@ def relocate(
     that are there already stay as they are. Under central storage they become
     plain variables on its parameter device: TensorFlow's own
     (`AggregatingVariable`) turn every write of a replica into an exchange.
+    Under parameter servers they become plain variables on the servers, large
+    embedding tables and what optimizers keep for them in parts; see `placement`.
 
     Args:
         model: a built model; its optimizers and metrics move too.
@@ -48,14 +50,21 @@ def relocate(
             longer be read; see `detach`.
     """
     tensorflow_internals.let_distributed_variables_be_numbers()
+    partitions = placement.partitions(model, strategy)
     for variable in keras_internals.state_of(model):
         if values is None and _lives_in(variable.value, strategy):
             continue
         value = values[id(variable)] if values is not None else variable.value.numpy()
-        keras_internals.set_value(variable, _new(variable, value, strategy, first_replica))
+        if placement.is_served(strategy):
+            parts = partitions.get(id(variable), 1)
+            new = placement.on_servers(variable.value, value, strategy, parts=parts)
+            setattr(new, _HOME, strategy)
+        else:
+            new = _new(variable, value, strategy, first_replica)
+        keras_internals.set_value(variable, new)
     for optimizer in keras_internals.optimizers_of(model):
         keras_internals.reindex(
-            optimizer, tf.distribute.get_strategy() if _is_central(strategy) else strategy
+            optimizer, tf.distribute.get_strategy() if _keeps_plain(strategy) else strategy
         )
     keras_internals.forget_strategy(model)
 
@@ -68,12 +77,17 @@ def detach(model: keras.Model) -> dict[int, Any]:
     }
 
 
+def _keeps_plain(strategy: tf.distribute.Strategy) -> bool:
+    """Whether variables of this strategy are plain ones, made and updated outside its scope."""
+    return _is_central(strategy) or placement.is_served(strategy)
+
+
 def _is_central(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
 def _lives_in(value: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    if _is_central(strategy) or hasattr(value, _HOME):
+    if _keeps_plain(strategy) or hasattr(value, _HOME):
         return getattr(value, _HOME, None) is strategy
     lives_in = getattr(value, "distribute_strategy", None)
     return lives_in is strategy or (
@@ -118,11 +132,15 @@ def _new(
     return new
 
 
-def seed_of(state: tf.Tensor, replica: int) -> tf.Tensor:
-    """A seed generator's state for one replica, shape [2]: its own key, the same position."""
-    if replica == 0:
+def seed_of(state: tf.Tensor, replica: Any) -> tf.Tensor:
+    """A seed generator's state for one replica, shape [2]: its own key, the same position.
+
+    `replica` is a number, or a scalar int64 tensor; 0 keeps the state.
+    """
+    if isinstance(replica, int) and replica == 0:
         return state
+    moved = tf.cast(replica, tf.int64) * _SEED_STRIDE
     key = tf.bitwise.bitwise_and(
-        tf.cast(state[0], tf.int64) + replica * _SEED_STRIDE, tf.constant(_SEED_MASK, tf.int64)
+        tf.cast(state[0], tf.int64) + moved, tf.constant(_SEED_MASK, tf.int64)
     )
     return tf.stack([tf.cast(key, state.dtype), state[1]])

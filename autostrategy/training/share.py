@@ -43,7 +43,10 @@ class Share:
     `local` has the variables that stand in for Keras variables of this replica
     alone, by id; empty where each replica has its own part of every variable.
     `central` says that all replicas share the trained variables, so that one
-    update serves all.
+    update serves all. `asynchronous` says that the step is a worker's of
+    parameter servers, which takes whole batches and waits for nobody; of the
+    scalars it has none. `part` is the number of the part of a partitioned
+    variable that is being updated.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. The other fields change while the step is traced: `assigned`
     collects the Keras variables that the step writes by itself (not through
@@ -67,6 +70,8 @@ class Share:
     weighs_loss: bool
     local: dict[int, tf.Variable] = field(default_factory=dict)
     central: bool = False
+    asynchronous: bool = False
+    part: int | None = None
     before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
     reduced: bool = False
@@ -76,6 +81,12 @@ class Share:
 def current() -> Share | None:
     """The share of the step being traced in this thread, None outside one."""
     return getattr(_thread, "share", None)
+
+
+def crossing() -> Share | None:
+    """The current share, if its step exchanges anything with other replicas."""
+    share = current()
+    return None if share is None or share.asynchronous else share
 
 
 @contextlib.contextmanager
@@ -106,6 +117,37 @@ def unread_results(unread: bool) -> Iterator[None]:
 def results_are_unread() -> bool:
     """Whether nobody reads the metric results that this thread asks for."""
     return getattr(_thread, "unread_results", False)
+
+
+def of_worker(
+    layout: Any, own: dict[int, tf.Variable], *, totals: dict[int, tf.Tensor], training: bool
+) -> Share:
+    """The share of a worker that takes whole batches and exchanges nothing; see `server_steps`.
+
+    Args:
+        layout: the worker's `steps.Layout`.
+        own: variables that stand in for Keras variables, by id.
+        totals: what metrics hold beside what this worker counts, by id.
+        training: whether the step trains.
+    """
+    one = tf.constant(1.0, tf.float64)
+    return Share(
+        rows=tf.constant(0),
+        start=tf.constant(0),
+        weight=one,
+        fraction=one,
+        counted=tf.constant(True),
+        replicas=1,
+        training=training,
+        metric_ids=layout.metric_ids,
+        assigned=layout.assigned,
+        not_sums=layout.not_sums,
+        momenta={},
+        totals=totals,
+        weighs_loss=False,
+        local=own,
+        asynchronous=True,
+    )
 
 
 def all_reduce_sum(values: Any) -> Any:

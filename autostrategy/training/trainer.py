@@ -11,6 +11,7 @@ fit
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import sys
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from autostrategy.training import (
     outer_loop,
     prediction,
     relocation,
+    server_epochs,
 )
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
@@ -46,6 +48,7 @@ _KINDS = (
     StrategyKind.MIRRORED,
     StrategyKind.MULTI_WORKER_MIRRORED,
     StrategyKind.CENTRAL_STORAGE,
+    StrategyKind.PARAMETER_SERVER,
 )
 
 
@@ -87,6 +90,9 @@ class Trainer:
         self._warmup_steps = warmup_steps
         self._steps_per_loop = steps_per_loop
         self._layout = _layout(self.strategy, plan)
+        self._servers: server_epochs.Servers | None = None
+        if plan.kind is StrategyKind.PARAMETER_SERVER:
+            self._servers = server_epochs.Servers(self.model, self.strategy, plan.workers)
         self._loops: dict[tuple[int, ...], loops.Loop] = {}
 
     @property
@@ -161,14 +167,16 @@ class Trainer:
         self._warn(model_checks.warnings_about(self.model, scaling, self.plan.replicas))
         if verbose != 0 and self.is_chief:
             sys.stdout.write(f"{plan_text.heading(self.plan)}\n")
-            sys.stdout.write(f"{block(scaling, replicas=self.plan.replicas)}\n")
+            sys.stdout.write(f"{block(scaling, replicas=self._layout.replicas)}\n")
         history, counts = outer_loop.train(
             self.model,
             first,
             # BackupAndRestore may choose another epoch to go on from; a
             # generator goes on from where it is, whatever the epoch.
             refeed=None if keras_data.is_generator(given.adapter) else feed,
-            loop=self._loop,
+            train_epoch=functools.partial(outer_loop.in_process, loop=self._loop)
+            if self._servers is None
+            else self._servers.train_epoch,
             rate=ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
             pace=Pace(self._layout, self._workers, self._wanted_steps_per_loop()),
             callbacks=callbacks,
@@ -185,7 +193,7 @@ class Trainer:
         history.report = Report(
             strategy=self.plan.kind,
             replicas=self.plan.replicas,
-            workers=self._workers,
+            workers=self.plan.workers,
             global_batch=scaling.global_batch_size,
             **counts,
         )
@@ -235,10 +243,11 @@ class Trainer:
         self._require_agreement()
         made = data.batches(data.source(x, batch_size=batch_size, steps_per_epoch=steps))
         feed = self._feed(made, steps, predicting=True)
+        verbose = verbose if self.is_chief else 0
+        if self._servers is not None:
+            return self._servers.predict(feed, callbacks, verbose)
         function = prediction.make_predict(self.model, feed.layout, workers=self._workers)
-        return prediction.run(
-            self.model, function, feed, callbacks, verbose if self.is_chief else 0
-        )
+        return prediction.run(self.model, function, feed, callbacks, verbose)
 
     def save(self, path: Any) -> None:
         """`model.save(path)` on the chief; nothing on other workers."""
@@ -256,7 +265,7 @@ class Trainer:
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         rate = keras_internals.constant_learning_rate(optimizer)
         scaling = scale(
-            replicas=self.plan.replicas,
+            replicas=self._layout.replicas,
             batch_size=given.batch_size,
             batch_scaling=self._batch_scaling,
             learning_rate=rate,
@@ -322,8 +331,18 @@ class Trainer:
             scarce=data.may_be_scarce(made, self._layout.replicas),
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
             momenta=keras_internals.momenta_of(self.model),
-            own_state=keras_internals.written_in_steps(self.model) if self._layout.central else (),
         )
+        if self._servers is not None:
+            layout.own_state = keras_internals.written_in_steps(self.model, kernels=False)
+            return server_epochs.ServedFeed(
+                made,
+                layout,
+                coordinator=self._servers.coordinator,
+                steps_per_epoch=steps,
+                restarts=restarts,
+            )
+        if layout.central:
+            layout.own_state = keras_internals.written_in_steps(self.model)
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
@@ -351,6 +370,9 @@ class Trainer:
             x, y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
         )
         feed = self._feed(data.batches(given), steps, restarts=True)
+
+        if self._servers is not None:
+            return functools.partial(self._servers.evaluate, feed)
 
         def validate(callbacks: Any, verbose: Any) -> dict[str, Any]:
             return outer_loop.evaluate(self.model, feed, self._loop, callbacks, verbose)
@@ -380,6 +402,8 @@ def require_trainable_kind(plan: Plan) -> None:
 
 
 def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
+    if plan.kind is StrategyKind.PARAMETER_SERVER:
+        return Layout(strategy=strategy)
     local = len(plan.devices)
     rank = (plan.cluster.rank or 0) if plan.cluster and plan.workers > 1 else 0
     return Layout(
