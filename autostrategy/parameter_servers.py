@@ -29,6 +29,8 @@ from autostrategy.errors import LaunchError
 from autostrategy.facts import Cluster
 
 _END = "autostrategy_end"
+# What a task answers with its index.
+NUMBER = "autostrategy_number"
 _ENDED_WELL, _FAILED = 0, 1
 # How long the chief waits for a task to hear that it ends, in seconds.
 _TELL_SECONDS = 5.0
@@ -70,6 +72,7 @@ def serve(cluster: Cluster, *, timeout: float) -> NoReturn:
         return 0
 
     tensorflow_internals.answer_to(_END, end)
+    tensorflow_internals.answer_to(NUMBER, lambda _: cluster.task_index)
     addresses = {job.name: list(job.addresses) for job in cluster.jobs if job.name != "evaluator"}
     server = tf.distribute.Server(
         tf.train.ClusterSpec(addresses),

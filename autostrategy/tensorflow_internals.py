@@ -127,5 +127,16 @@ def answer_to(name: str, function: Callable[[int], int]) -> None:
 
 def ask(name: str, number: int) -> int:
     """Call the function that the process of the current device answers with."""
-    (answer,) = tf.raw_ops.PyFunc(input=[tf.constant(number)], token=name, Tout=[tf.int32])
-    return int(answer)
+    return int(_call(name, tf.constant(number)))
+
+
+def ask_here(name: str) -> tf.Tensor:
+    """The answer of whichever process runs this operation, scalar int32."""
+    answer = _call(name, tf.constant(0))
+    answer.set_shape([])
+    return answer
+
+
+def _call(name: str, number: tf.Tensor) -> tf.Tensor:
+    (answer,) = tf.raw_ops.PyFunc(input=[number], token=name, Tout=[tf.int32])
+    return answer

@@ -9,6 +9,7 @@ such arrays are copied.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Batches:
         rows: examples in one pass, None when unknown.
         passes: "endless" when `dataset` runs on over epochs, "again" when
             each pass makes a new iterator, "once" for a Python generator.
+        shards: for parameter servers, what each worker reads by itself; None
+            when the chief draws.
         steps: function that gives the batches in one pass, None when unknown.
         on_epoch_begin, on_epoch_end: hooks of the user's data.
     """
@@ -53,6 +56,7 @@ class Batches:
     batch_size: int | None
     rows: int | None
     passes: str
+    shards: tuple[tf.data.Dataset, ...] | None = None
     steps: Callable[[], int | None]
     on_epoch_begin: Callable[[], None]
     on_epoch_end: Callable[[], None]
@@ -63,13 +67,22 @@ class Source:
     """The user's data as given, before batches are grouped and shared out.
 
     `batch_size` is rows of one of the user's batches, None when the data does
-    not tell; `rows` and `steps` count one pass, None when unknown.
+    not tell; `rows` and `steps` count one pass, None when unknown. `shards` has
+    an adapter for each worker that reads by itself, `adapter` is the first.
     """
 
     adapter: Any
     batch_size: int | None
     rows: int | None
     steps: int | None
+    shards: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Datasets that workers of parameter servers read by themselves, one for each."""
+
+    datasets: tuple[tf.data.Dataset, ...]
 
 
 def source(
@@ -93,17 +106,32 @@ def source(
         )
     if inspect.isroutine(x):
         raise TrainingError(
-            "x must be data: arrays, a dataset, a keras.utils.PyDataset or a generator. Received a "
+            "x must be data: arrays, a dataset, a keras.utils.PyDataset, a generator or a function "
+            "of one argument, a tf.distribute.InputContext, that returns a dataset. Received a "
             f"function: {getattr(x, '__name__', x)!r}. Call it, and pass what it returns."
         )
-    adapter = keras_data.adapt(
-        copying.copying(x),
-        y,
-        sample_weight=sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps_per_epoch,
-        class_weight=class_weight,
-    )
+
+    def adapt(each: Any) -> Any:
+        return keras_data.adapt(
+            copying.copying(each),
+            y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            class_weight=class_weight,
+        )
+
+    if isinstance(x, Shards):
+        adapters = tuple(map(adapt, x.datasets))
+        counts = [each.num_batches for each in adapters]
+        return Source(
+            adapter=adapters[0],
+            batch_size=_batch_size_of(adapters[0]),
+            rows=None,
+            steps=None if None in counts else sum(map(int, counts)),
+            shards=adapters,
+        )
+    adapter = adapt(x)
     if not keras_data.is_arrays(adapter):
         return Source(
             adapter=adapter,
@@ -116,6 +144,33 @@ def source(
         raise TrainingError("x must have at least 1 row. Received: 0 rows.")
     size = int(adapter.batch_size)
     return Source(adapter=adapter, batch_size=size, rows=rows, steps=-(-rows // size))
+
+
+def is_input_function(x: Any) -> bool:
+    """Whether `x` is a function of one argument, a `tf.distribute.InputContext`."""
+    if not (inspect.isroutine(x) or isinstance(x, functools.partial)):
+        return False
+    try:
+        inspect.signature(x).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def from_input_function(x: Any, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """What a function of `InputContext` returns.
+
+    Raises:
+        TrainingError: something else than a dataset.
+    """
+    made = x(context)
+    if isinstance(made, tf.data.Dataset):
+        return made
+    raise TrainingError(
+        "A function of InputContext must return a tf.data.Dataset of batches. Received: "
+        f"{type(made).__module__}.{type(made).__qualname__} from {getattr(x, '__name__', x)!r}. "
+        "Give other data itself, not a function."
+    )
 
 
 def batches(
@@ -193,7 +248,7 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
         dataset = dataset.rebatch(size)
 
     def steps() -> int | None:
-        count = adapter.num_batches
+        count = given.steps if given.shards else adapter.num_batches
         return None if count is None else -(-int(count) // growth)
 
     return Batches(
@@ -204,6 +259,9 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
         batch_size=size,
         rows=None,
         passes="once" if keras_data.is_generator(adapter) else "again",
+        shards=None
+        if given.shards is None
+        else tuple(each.get_tf_dataset() for each in given.shards),
         steps=steps,
         on_epoch_begin=adapter.on_epoch_begin,
         on_epoch_end=adapter.on_epoch_end,

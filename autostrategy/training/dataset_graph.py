@@ -18,6 +18,9 @@ _SEEDED = {
 }
 
 
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packed:
     """A dataset outside TensorFlow's devices.
@@ -50,6 +53,12 @@ def pack(dataset: tf.data.Dataset) -> Packed:
             "any other use of TensorFlow, for instance with `autostrategy run`."
         ) from None
     return Packed(graph=graph.numpy(), spec=dataset.element_spec, original=dataset)
+
+
+def calls_python(packed: Packed) -> bool:
+    """Whether the dataset calls Python functions, which only this process has."""
+    graph = tf.compat.v1.GraphDef.FromString(packed.graph)
+    return any(node.op in _PYTHON for body in _bodies(graph) for node in body)
 
 
 def unpack(packed: Packed, *, seed: int | None = None) -> tf.data.Dataset:

@@ -1,7 +1,8 @@
 """Epochs, evaluation and prediction as the chief of parameter servers runs them.
 
-The chief draws batches and schedules loops; up to two loops a worker wait or
-run at a time, so that a free worker always finds work. A loop is done when its
+The chief schedules loops, on batches that it draws or on workers that read by
+themselves; up to two loops a worker wait or run at a time, so that a free
+worker always finds work. A loop is done when its
 result is here, and callbacks hear of loops in the order in which they were
 scheduled: metrics that a batch callback sees hold all rows of the loops done
 so far, and may hold rows of loops after them. At the end of an epoch
@@ -21,41 +22,16 @@ import tensorflow as tf
 
 from autostrategy.errors import TrainingError
 from autostrategy.training import callbacks as callback_rules
-from autostrategy.training import data, keras_internals, outer_loop, prediction, server_steps
+from autostrategy.training import keras_internals, outer_loop, prediction, server_steps
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
-from autostrategy.training.steps import Layout
+from autostrategy.training.server_feed import ServedFeed
 
 _LOOPS_A_WORKER = 2
 _TEST_STEPS_PER_LOOP = 16
-
-
-class ServedFeed(Feed):
-    """What the chief draws, with what a worker makes of it."""
-
-    def __init__(
-        self,
-        given: data.Batches,
-        layout: Layout,
-        *,
-        coordinator: Any,
-        steps_per_epoch: int | None,
-        restarts: bool = False,
-    ) -> None:
-        dataset, self.grab, arrays = data.for_workers(given)
-        super().__init__(
-            given, layout, steps_per_epoch=steps_per_epoch, restarts=restarts, dataset=dataset
-        )
-        self.spec = dataset.element_spec
-        self.resident: Any = None
-        if arrays is not None:
-            # Each element is the same tensors, without a copy.
-            self.resident = iter(
-                coordinator.create_per_worker_dataset(
-                    lambda: tf.data.Dataset.from_tensors(arrays).repeat()
-                )
-            )
+# Between calls that found a worker without data while others still have some.
+_IDLE_SECONDS = 0.005
 
 
 class Servers:
@@ -198,34 +174,44 @@ class Servers:
             size: steps of the next loop, of the steps scheduled so far.
             going: whether to schedule more; what was scheduled is always waited for.
         """
-        pending: deque[Any] = deque()
+        pending: deque[tuple[int, Any]] = deque()
         scheduled = 0
         ended = False
+        drained: set[int] = set()
         while True:
             while going() and not ended and len(pending) < self._depth:
                 most = size(scheduled)
                 if wanted is not None:
                     most = min(most, wanted - scheduled)
-                elements = list(itertools.islice(iterator, most))
-                ended = len(elements) < most or most == 0
-                if elements:
-                    pending.append(self._schedule(function, feed, elements))
-                    scheduled += len(elements)
+                count, arguments = feed.draw(iterator, most)
+                ended = count < most or most == 0
+                if count:
+                    number = tf.constant(next(self._numbers), tf.int64)
+                    remote = self.coordinator.schedule(function, args=(*arguments, number))
+                    pending.append((count, remote))
+                    scheduled += count
             if not pending:
                 return
-            yield pending.popleft().get()
-
-    def _schedule(self, function: Any, feed: ServedFeed, elements: list[Any]) -> Any:
-        packed, sizes = server_steps.pack(elements)
-        number = tf.constant(next(self._numbers), tf.int64)
-        return self.coordinator.schedule(function, args=(packed, sizes, number, feed.resident))
+            count, remote = pending.popleft()
+            result = remote.get()
+            if feed.workers_read:
+                done, worker, logs = int(result[0]), int(result[1]), result[2]
+                if done < count:
+                    # This worker has read all of its part; others may have more.
+                    drained.add(worker)
+                    scheduled -= count - done
+                    ended = len(drained) == self._workers
+                if done == 0:
+                    time.sleep(_IDLE_SECONDS)
+                    continue
+                result = done, logs
+            yield result
 
     def _loop(self, feed: ServedFeed, *, training: bool) -> Any:
         key = (*keras_internals.compiled_state(self._model), training, id(feed.grab))
         if key not in self._functions:
-            function = server_steps.make_loop(
-                self._model, feed.layout, feed.spec, feed.grab, training=training
-            )
+            make = server_steps.make_reading_loop if feed.workers_read else server_steps.make_loop
+            function = make(self._model, feed.layout, feed.spec, feed.grab, training=training)
             self._functions[key] = (function, feed.grab)  # its id must stay its own
         return self._functions[key][0]
 

@@ -12,19 +12,20 @@ the servers after each step, by adding what the step changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from autostrategy import tensorflow_internals
+from autostrategy import parameter_servers, tensorflow_internals
 from autostrategy.training import data, keras_internals, keras_semantics, relocation, steps
 from autostrategy.training import share as shares
 from autostrategy.training.steps import Layout
 
-# (batches one after another, rows of each, number of the loop, resident arrays)
-# -> steps done, logs of the step's own
+# (batches one after another, rows of each, arrays of the worker, number of the
+# loop) -> steps done, logs of the step's own
 Loop = Callable[..., Any]
 
 
@@ -45,46 +46,120 @@ def make_loop(
         grab: from an element and the arrays that the worker holds to a batch.
         training: whether to train or to test.
     """
-    name = "train_step" if training else "test_step"
-    step = getattr(model, name)
-    own_logs = keras_internals.returns_own_logs(model, name)
-    metric_variables = keras_internals.metric_variables_of(model)
-    kept: list[Any] = []  # variables must live as long as the function that made them
+    loop = _Loop(model, layout, training=training)
 
-    def run(packed: Any, sizes: tf.Tensor, number: tf.Tensor, resident: Any = None) -> Any:
+    def run(packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor) -> Any:
         arrays = None if resident is None else resident.get_next()
-        own = _begin(layout, number)
-        kept.append(own)
-        totals = (
-            {id(each): each._value.read_value() for each in metric_variables} if own_logs else {}
-        )
         ends = tf.cumsum(sizes)
 
-        def one(index: tf.Tensor) -> dict[str, tf.Tensor]:
-            share = shares.of_worker(layout, own, totals=totals, training=training)
+        def batch_at(index: tf.Tensor) -> Any:
             start = ends[index] - sizes[index]
-            batch = grab(data.part(spec, packed, start, sizes[index], index), arrays)
-            before = {key: variable.read_value() for key, variable in own.items()}
-            with shares.of_replica(share), shares.unread_results(not own_logs):
-                logs = step(steps.without_optionals(batch))
-            _exchange_state(layout, share, before)
-            return {key: tf.convert_to_tensor(value) for key, value in dict(logs).items()}
+            return grab(data.part(spec, packed, start, sizes[index], index), arrays)
 
         def body(index: tf.Tensor) -> tuple[tf.Tensor]:
-            one(index)
+            loop.step(batch_at(index))
             return (index + 1,)
 
-        metrics = keras_internals.metrics_of(model) if own_logs else []
-        with keras_semantics.replica_semantics(), keras_semantics.global_results(metrics):
+        with loop.running(number):
             # As in `loops.make_loop`: the last step's own logs are wanted.
-            last = tf.size(sizes) - int(own_logs)
+            last = tf.size(sizes) - int(loop.own_logs)
             tf.while_loop(lambda index: index < last, body, (tf.constant(0),))
-            logs = one(last) if own_logs else {}
-        for variable in metric_variables:
-            variable._value.assign_add(own[id(variable)].read_value())
+            logs = loop.step(batch_at(last)) if loop.own_logs else {}
         return tf.size(sizes), logs
 
     return tf.function(run, reduce_retracing=True, autograph=False)
+
+
+def make_reading_loop(
+    model: keras.Model,
+    layout: Layout,
+    spec: Any,
+    grab: Callable[[Any, Any], Any],
+    *,
+    training: bool,
+) -> Loop:
+    """As `make_loop`, for a worker that reads batches by itself.
+
+    Its function takes an iterator of the worker and the number of steps; it
+    stops early where the worker's data ends, and also returns the worker's number.
+    """
+    loop = _Loop(model, layout, training=training)
+
+    def run(iterator: Any, count: tf.Tensor, number: tf.Tensor) -> Any:
+        def once() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            element = iterator.get_next_as_optional()
+            specs: list[Any] = []
+
+            def do() -> Any:
+                logs = loop.step(grab(element.get_value(), None))
+                specs.append({key: (each.dtype, each.shape) for key, each in logs.items()})
+                return tf.constant(1), logs
+
+            def skip() -> Any:
+                zeros = {key: tf.zeros(shape, dtype) for key, (dtype, shape) in specs[-1].items()}
+                return tf.constant(0), zeros
+
+            return tf.cond(element.has_value(), do, skip)
+
+        def body(done: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            more, _ = once()
+            return done + more, tf.equal(more, 1)
+
+        with loop.running(number):
+            last = count - int(loop.own_logs)
+            done, _ = tf.while_loop(
+                lambda done, going: tf.logical_and(going, done < last),
+                body,
+                (tf.constant(0), tf.constant(True)),
+            )
+            logs: dict[str, tf.Tensor] = {}
+            if loop.own_logs:
+                more, logs = once()
+                done += more
+        return done, tensorflow_internals.ask_here(parameter_servers.NUMBER), logs
+
+    return tf.function(run, reduce_retracing=True, autograph=False)
+
+
+class _Loop:
+    """The step of a loop that is being traced, and what the loop keeps on the worker."""
+
+    def __init__(self, model: keras.Model, layout: Layout, *, training: bool) -> None:
+        name = "train_step" if training else "test_step"
+        self.own_logs = keras_internals.returns_own_logs(model, name)
+        self._model = model
+        self._layout = layout
+        self._training = training
+        self._step = getattr(model, name)
+        self._metric_variables = keras_internals.metric_variables_of(model)
+        self._own: dict[int, tf.Variable] = {}
+        self._totals: dict[int, tf.Tensor] = {}
+        self._kept: list[Any] = []  # variables must live as long as the function that made them
+
+    @contextlib.contextmanager
+    def running(self, number: tf.Tensor) -> Iterator[None]:
+        """Begin and end loop `number`."""
+        self._own = _begin(self._layout, number)
+        self._kept.append(self._own)
+        read = self._metric_variables if self.own_logs else []
+        self._totals = {id(each): each._value.read_value() for each in read}
+        metrics = keras_internals.metrics_of(self._model) if self.own_logs else []
+        with keras_semantics.replica_semantics(), keras_semantics.global_results(metrics):
+            yield
+        for variable in self._metric_variables:
+            variable._value.assign_add(self._own[id(variable)].read_value())
+
+    def step(self, batch: Any) -> dict[str, tf.Tensor]:
+        """One step; its own logs."""
+        own, layout = self._own, self._layout
+        share = shares.of_worker(layout, own, totals=self._totals, training=self._training)
+        before = {key: variable.read_value() for key, variable in own.items()}
+        with shares.of_replica(share), shares.unread_results(not self.own_logs):
+            logs = self._step(steps.without_optionals(batch))
+        _exchange_state(layout, share, before)
+        if not self.own_logs:
+            return {}
+        return {key: tf.convert_to_tensor(value) for key, value in dict(logs).items()}
 
 
 def make_predict(
@@ -92,7 +167,7 @@ def make_predict(
 ) -> Callable[..., Any]:
     """A `tf.function` from one element to the outputs of its rows, run on a worker."""
 
-    def predict(packed: Any, sizes: tf.Tensor, number: tf.Tensor, resident: Any = None) -> Any:
+    def predict(packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor) -> Any:
         arrays = None if resident is None else resident.get_next()
         batch = grab(data.part(spec, packed, tf.constant(0), sizes[0], tf.constant(0)), arrays)
         share = shares.of_worker(layout, {}, totals={}, training=False)

@@ -37,6 +37,7 @@ from autostrategy.training import (
     prediction,
     relocation,
     server_epochs,
+    server_feed,
 )
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
@@ -142,7 +143,7 @@ class Trainer:
             )
         seed = self._agreed_seed()
         given = data.source(
-            self._reshuffled(x, seed),
+            self._read(x, seed),
             y,
             sample_weight=sample_weight,
             batch_size=batch_size,
@@ -309,8 +310,14 @@ class Trainer:
             seed = int(agreement.exchange(self._layout, str(seed))[0])
         return seed
 
-    def _reshuffled(self, x: Any, seed: int) -> Any:
-        """A dataset whose unseeded shuffles draw the same order on all workers."""
+    def _read(self, x: Any, seed: int) -> Any:
+        """What is read of `x`: by each worker where they can, in the same order on all."""
+        if self._servers is not None:
+            return server_feed.shards(x, self.plan.workers, seed=seed)
+        if data.is_input_function(x):
+            # All replicas of all workers share out each global batch.
+            context = tf.distribute.InputContext(1, 0, self._layout.replicas)
+            x = data.from_input_function(x, context)
         if self._workers == 1 or not isinstance(x, tf.data.Dataset):
             return x
         return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
@@ -334,7 +341,7 @@ class Trainer:
         )
         if self._servers is not None:
             layout.own_state = keras_internals.written_in_steps(self.model, kernels=False)
-            return server_epochs.ServedFeed(
+            return server_feed.ServedFeed(
                 made,
                 layout,
                 coordinator=self._servers.coordinator,
@@ -367,7 +374,11 @@ class Trainer:
             return None
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation)
         given = data.source(
-            x, y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
+            self._read(x, seed=0),
+            y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps,
         )
         feed = self._feed(data.batches(given), steps, restarts=True)
 
