@@ -165,6 +165,20 @@ def slots_of(optimizer: Any) -> list[tuple[Any, list[Any]]]:
     ]
 
 
+def accumulating(model: keras.Model) -> list[Any]:
+    """Optimizers with `gradient_accumulation_steps`."""
+    return [
+        optimizer
+        for optimizer in optimizers_of(model)
+        if getattr(optimizer, "gradient_accumulation_steps", None)
+    ]
+
+
+def accumulators_of(optimizer: Any) -> tuple[Any, list[Any]]:
+    """The counter of steps of an accumulating optimizer, and the gradients of a round so far."""
+    return optimizer._iterations, list(optimizer._accumulated_gradients)
+
+
 def has_own(model: keras.Model, step: str) -> bool:
     """Whether the model's class overrides `train_step`, `test_step` or `predict_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)

@@ -156,7 +156,7 @@ def _replica_take(x: Any, indices: Any, axis: int | None = None) -> Any:
     indices = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
     value = x._value
     if isinstance(value, PartitionedVariable):
-        rows = tf.nn.embedding_lookup(list(value.parts), indices, partition_strategy="div")
+        rows = tf.nn.embedding_lookup(list(value.parts), indices)  # in "div" order
     else:
         rows = tf.gather(value, indices)
     return x._maybe_autocast(rows)

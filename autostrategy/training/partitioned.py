@@ -76,6 +76,7 @@ class PartitionedVariable:
         Other values, such as a learning rate, are returned as they are.
         """
         start, end = self._starts[index], self._starts[index + 1]
+        value = getattr(value, "_value", value)  # of a Keras variable
         if isinstance(value, PartitionedVariable):
             return value.parts[index]
         if isinstance(value, tf.IndexedSlices):

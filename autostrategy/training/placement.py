@@ -62,7 +62,8 @@ def partitions(model: keras.Model, strategy: tf.distribute.Strategy) -> dict[int
         for table, slots in keras_internals.slots_of(optimizer):
             if id(table) not in found:
                 continue
-            if isinstance(optimizer, _ROW_BY_ROW):
+            whole = getattr(optimizer, "gradient_accumulation_steps", None)
+            if isinstance(optimizer, _ROW_BY_ROW) and not whole:
                 found.update({id(slot): found[id(table)] for slot in slots})
             elif getattr(optimizer, "inner_optimizer", None) is None:
                 del found[id(table)]

@@ -12,6 +12,7 @@ everything scheduled is done, and metrics are exact.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -61,14 +62,19 @@ class Servers:
         assert isinstance(feed, ServedFeed)
         loop = self._loop(feed, training=True)
         logs: dict[str, Any] = {}
+        whole = math.lcm(
+            *(each.gradient_accumulation_steps for each in keras_internals.accumulating(model))
+        )
 
         def size(scheduled: int) -> int:
             first = counts["steps"] + scheduled
             rate.at_step(first)
-            return 1 if rate.warming_up(first) else pace.steps
+            steps = 1 if rate.warming_up(first) else pace.steps
+            return -(-steps // whole) * whole
 
         step = 0
         with feed.epoch() as (iterator, wanted):
+            _require_whole_rounds(feed, wanted, whole)
             begun = time.perf_counter()
             for done, own_logs in self._results(
                 loop, feed, iterator, wanted, size, lambda: not model.stop_training
@@ -223,3 +229,30 @@ class Servers:
         return keras_internals.pythonify(
             keras_internals.logs_or_metrics(self._model, own_logs, metrics)
         )
+
+
+def _require_whole_rounds(feed: ServedFeed, wanted: int | None, whole: int) -> None:
+    """Check that gradient accumulation ends with the epoch.
+
+    Raises:
+        TrainingError: gradients of a last, unfinished round would be lost.
+    """
+    if whole == 1:
+        return
+    if feed.workers_read:
+        raise TrainingError(
+            "Under parameter servers gradient accumulation needs data that the chief reads. "
+            "Received: a function of InputContext. Give the dataset itself."
+        )
+    if wanted is None or wanted % whole:
+        nearest = "" if wanted is None else f" Nearest that work: {_nearest(wanted, whole)}."
+        raise TrainingError(
+            f"Under parameter servers the steps of an epoch must be a multiple of the {whole} "
+            "gradient_accumulation_steps, since each worker accumulates by itself. Received: "
+            f"{'an unknown number' if wanted is None else wanted}.{nearest} Set steps_per_epoch."
+        )
+
+
+def _nearest(wanted: int, whole: int) -> str:
+    below = wanted // whole * whole
+    return ", ".join(str(each) for each in (below, below + whole) if each)

@@ -140,6 +140,7 @@ class _Loop:
     def running(self, number: tf.Tensor) -> Iterator[None]:
         """Begin and end loop `number`."""
         self._own = _begin(self._layout, number)
+        rounds = self._begin_rounds()
         self._kept.append(self._own)
         read = self._metric_variables if self.own_logs else []
         self._totals = {id(each): each._value.read_value() for each in read}
@@ -148,6 +149,28 @@ class _Loop:
             yield
         for variable in self._metric_variables:
             variable._value.assign_add(self._own[id(variable)].read_value())
+        for counter, start in rounds:
+            counter._value.assign_add(self._own[id(counter)].read_value() - start)
+
+    def _begin_rounds(self) -> list[tuple[Any, tf.Tensor]]:
+        """Keep rounds of gradient accumulation on this worker, which are whole in each loop.
+
+        Workers that shared accumulators would take each other's for their own.
+        """
+        rounds = []
+        for optimizer in keras_internals.accumulating(self._model) if self._training else []:
+            counter, gradients = keras_internals.accumulators_of(optimizer)
+            count = counter._value.read_value()
+            start = count - count % optimizer.gradient_accumulation_steps
+            rounds.append((counter, start))
+            for variable, value in [
+                (counter, start),
+                *((each, tf.zeros(each.shape, each.dtype)) for each in gradients),
+            ]:
+                self._own[id(variable)] = tensorflow_internals.temporary_variable(
+                    value, like=variable._value
+                )
+        return rounds
 
     def step(self, batch: Any) -> dict[str, tf.Tensor]:
         """One step; its own logs."""

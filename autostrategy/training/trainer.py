@@ -313,6 +313,8 @@ class Trainer:
     def _read(self, x: Any, seed: int) -> Any:
         """What is read of `x`: by each worker where they can, in the same order on all."""
         if self._servers is not None:
+            if isinstance(x, tf.data.Dataset) and keras_internals.accumulating(self.model):
+                return x  # rounds must be whole, which only the chief can see to
             return server_feed.shards(x, self.plan.workers, seed=seed)
         if data.is_input_function(x):
             # All replicas of all workers share out each global batch.
