@@ -116,7 +116,7 @@ def _multi_worker_mirrored(
         raise PlanError(_TOO_LATE.format("A multi-worker strategy"))
     if not in_use:
         _limit_to_plan(plan)
-    rendezvous.meet(cluster, timeout=_seconds(start_timeout))
+    rendezvous.meet(cluster, timeout=start_timeout_or(start_timeout))
     # The one write of os.environ: TensorFlow's resolver, its servers and any
     # child process must see the cluster that was planned, whatever found it.
     os.environ["TF_CONFIG"] = cluster.tf_config
@@ -148,7 +148,7 @@ def _parameter_server(
     key = (cluster.tf_config, plan.devices)
     if key not in _multi_worker:
         os.environ["TF_CONFIG"] = cluster.tf_config
-        timeout = _seconds(start_timeout)
+        timeout = start_timeout_or(start_timeout)
         if cluster.task_type != "chief":
             parameter_servers.serve(cluster, timeout=timeout)
         if tensorflow_internals.is_initialized() and not late:
@@ -194,9 +194,14 @@ def _limit_to_plan(plan: Plan) -> None:
         tf.config.set_visible_devices(wanted, "GPU")
 
 
-def _seconds(start_timeout: float | None) -> float:
-    if start_timeout is not None:
-        return start_timeout
+def start_timeout_or(given: float | None = None) -> float:
+    """Seconds to wait for other tasks: `given`, AUTOSTRATEGY_START_TIMEOUT, or 60.
+
+    Raises:
+        LaunchError: the variable holds no positive number.
+    """
+    if given is not None:
+        return given
     text = os.environ.get(START_TIMEOUT_VARIABLE) or str(_START_TIMEOUT_SECONDS)
     try:
         seconds = float(text)
@@ -225,7 +230,7 @@ def connect_tpu() -> Any:
 
 
 def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
-    timeout = _seconds(start_timeout)
+    timeout = start_timeout_or(start_timeout)
     resolver = rendezvous.within(
         connect_tpu,
         timeout=timeout,

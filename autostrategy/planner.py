@@ -237,6 +237,8 @@ def _central_storage(facts: Facts, workload: Workload) -> str | None:
         return refusal
     if workload.strategy == StrategyKind.CENTRAL_STORAGE.value:
         return None
+    if workload.strategy == StrategyKind.PARAMETER_SERVER.value and facts.cluster is None:
+        return None  # its form on one host: variables on the CPU, devices that compute
     return "copies every variable from the CPU in each step, so it is used only when asked for"
 
 
@@ -278,6 +280,8 @@ _WAYS_OUT = {
 def _kind(workload: Workload, refusals: dict[StrategyKind, str | None]) -> StrategyKind:
     if workload.strategy != "auto":
         kind = StrategyKind(workload.strategy)
+        if kind is StrategyKind.PARAMETER_SERVER and refusals[StrategyKind.CENTRAL_STORAGE] is None:
+            kind = StrategyKind.CENTRAL_STORAGE
         if refusals[kind]:
             raise PlanError(
                 f"strategy={kind.value!r} {refusals[kind]}. {_WAYS_OUT[kind]}; "
@@ -340,7 +344,11 @@ def _reasons(
 def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[str, ...]) -> str:
     names = ", ".join(devices)
     cluster = facts.cluster
-    asked = "" if workload.strategy == "auto" else f"asked for with strategy={kind.value!r}: "
+    asked = (
+        "" if workload.strategy == "auto" else f"asked for with strategy={workload.strategy!r}: "
+    )
+    if kind is StrategyKind.CENTRAL_STORAGE and workload.strategy != kind.value:
+        asked += "the form of parameter servers on one host, "
     if cluster and kind is StrategyKind.PARAMETER_SERVER:
         role = {"chief": "coordinator (chief)"}.get(cluster.task_type, cluster.task_type)
         servers = len(cluster.addresses("ps"))

@@ -13,7 +13,7 @@ from autostrategy.facts import Facts
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.planner import plan as make_plan
 from autostrategy.prober import probe
-from autostrategy.training import dataset_graph, model_checks, relocation
+from autostrategy.training import dataset_graph, evaluator, model_checks, relocation
 from autostrategy.training.trainer import Trainer, require_trainable_kind
 
 
@@ -39,15 +39,21 @@ def fit(
 
     In a cluster every task makes the same call. `x` and `y` are those of one
     device, whole on every worker; each worker trains on its rows of every
-    global batch.
+    global batch. With parameter servers the chief comes back from the call;
+    workers and servers serve it until its process ends, and an evaluator
+    evaluates its checkpoints: their processes end within the call.
 
     Args:
         model: a function that returns a `keras.Model`, or a `keras.Model`;
             compiled, or compiled here with `optimizer`, `loss`, `metrics`.
         x, y: as in `keras.Model.fit`. A tuple without `y` is (x, y) or
-            (x, y, sample_weight), as an element of a dataset would be.
+            (x, y, sample_weight), as an element of a dataset would be. A function
+            of one argument gets a `tf.distribute.InputContext` and returns a
+            dataset of batches: under parameter servers one for each worker,
+            else one of global batches.
         strategy: "auto", the name of a kind ("one_device", "mirrored",
-            "multi_worker_mirrored", "central_storage"), or a `Plan`.
+            "multi_worker_mirrored", "central_storage", "parameter_server"), or a
+            `Plan`.
         devices: how many devices, or their names ("GPU:0", "CPU:1").
         batch_size: rows of a batch as written for one device.
         batch_scaling: "auto", "linear", "sqrt" grow batch and learning rate
@@ -66,6 +72,7 @@ def fit(
         PlanError: the request cannot be met here, or workers disagree.
         LaunchError: another worker did not appear in time.
         TrainingError: data or model cannot be trained as given.
+        SystemExit: on a task that serves the chief, when the chief ends.
     """
     model_checks.require_supported()
     model_checks.require_positive(batch_size=batch_size)
@@ -108,6 +115,16 @@ def fit(
         warmup_steps=warmup_steps,
         steps_per_loop=steps_per_loop,
     )
+    if chosen.cluster is not None and chosen.cluster.task_type == "evaluator":
+        evaluator.run(
+            trainer,
+            arguments.get("validation_data"),
+            arguments.get("callbacks"),
+            cluster=chosen.cluster,
+            timeout=builder.start_timeout_or(),
+            batch_size=arguments.get("validation_batch_size") or batch_size,
+            steps=arguments.get("validation_steps"),
+        )
     return trainer.fit(batch_size=batch_size, **arguments)
 
 

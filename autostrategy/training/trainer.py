@@ -250,6 +250,11 @@ class Trainer:
         function = prediction.make_predict(self.model, feed.layout, workers=self._workers)
         return prediction.run(self.model, function, feed, callbacks, verbose)
 
+    def prepare(self, x: Any, y: Any = None, *, sample_weight: Any = None) -> None:
+        """Build the model for this data, so that weights can be loaded into it."""
+        made = data.batches(data.source(self._read(x, seed=0), y, sample_weight=sample_weight))
+        keras_internals.build(self.model, made.spec)
+
     def save(self, path: Any) -> None:
         """`model.save(path)` on the chief; nothing on other workers."""
         if self.is_chief:
