@@ -69,9 +69,10 @@ def prepare(plan: Plan) -> None:
     """Start what must come before any other use of TensorFlow in this process.
 
     `autostrategy run` calls it before a script that does not know of clusters
-    makes its first tensor; a later `build` of the same plan takes it up.
+    makes its first tensor; a later `build` of the same plan takes it up. On
+    tasks that only serve, the script does not run at all.
     """
-    if plan.kind is StrategyKind.MULTI_WORKER_MIRRORED:
+    if plan.kind in (StrategyKind.MULTI_WORKER_MIRRORED, StrategyKind.PARAMETER_SERVER):
         build(plan)
 
 

@@ -49,7 +49,7 @@ def meet(cluster: Cluster, *, timeout: float, jobs: tuple[str, ...] | None = Non
                 else:
                     missing[address] = reason
             if missing and time.monotonic() > deadline:
-                raise LaunchError(_missing_text(len(wanted), own, missing, timeout))
+                raise LaunchError(_missing_text(_whom(wanted, jobs), own, missing, timeout))
             if missing:
                 time.sleep(_PAUSE_SECONDS)
 
@@ -156,10 +156,15 @@ def _bind(host: str, port: int, address: str) -> socket.socket:
     )
 
 
-def _missing_text(tasks: int, own: str, missing: dict[str, str], timeout: float) -> str:
+def _whom(wanted: tuple[str, ...], jobs: tuple[str, ...] | None) -> str:
+    servers = jobs is not None and "ps" in jobs
+    return f"{len(wanted)} workers{' and servers' if servers else ''}"
+
+
+def _missing_text(whom: str, own: str, missing: dict[str, str], timeout: float) -> str:
     names = ", ".join(f"{address} ({reason})" for address, reason in missing.items())
     return (
-        f"All {tasks} workers of the cluster must start within {timeout:g} s. "
-        f"Missing after that time, seen from {own}: {names}. Start the missing workers, check the "
+        f"All {whom} of the cluster must start within {timeout:g} s. "
+        f"Missing after that time, seen from {own}: {names}. Start the missing tasks, check the "
         "addresses and firewalls, or allow more time with AUTOSTRATEGY_START_TIMEOUT."
     )

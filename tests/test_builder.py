@@ -1,5 +1,6 @@
 """From each kind of plan to its strategy, or to a text that says what is in the way."""
 
+import atexit
 import dataclasses
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import autostrategy
-from autostrategy import LaunchError, Plan, PlanError, StrategyKind, builder
+from autostrategy import LaunchError, Plan, PlanError, StrategyKind, builder, rendezvous
 from autostrategy.facts import Cluster, Job
 
 
@@ -159,15 +160,15 @@ def test_a_start_timeout_that_is_no_time_is_refused(text, monkeypatch):
     monkeypatch.setenv(builder.START_TIMEOUT_VARIABLE, text)
 
     with pytest.raises(LaunchError, match=f"must be a positive number of seconds.*'{text}'"):
-        builder._seconds(None)
+        builder.start_timeout_or(None)
 
 
 def test_the_start_timeout_comes_from_the_call_then_the_environment_then_a_minute(monkeypatch):
     monkeypatch.delenv(builder.START_TIMEOUT_VARIABLE, raising=False)
-    assert builder._seconds(None) == 60
+    assert builder.start_timeout_or(None) == 60
     monkeypatch.setenv(builder.START_TIMEOUT_VARIABLE, "2.5")
-    assert builder._seconds(None) == 2.5
-    assert builder._seconds(7.0) == 7.0
+    assert builder.start_timeout_or(None) == 2.5
+    assert builder.start_timeout_or(7.0) == 7.0
 
 
 def test_a_tpu_is_connected_through_the_seam(monkeypatch):
@@ -199,28 +200,35 @@ def test_the_reason_why_a_tpu_fails_comes_out(monkeypatch):
 
 
 def test_a_parameter_server_strategy_gets_the_planned_cluster(monkeypatch):
-    made = []
+    made, met = [], []
     monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", made.append)
+    monkeypatch.setattr(rendezvous, "meet", lambda cluster, **how: met.append(how))
+    monkeypatch.setattr(atexit, "register", lambda act: None)
     monkeypatch.setenv("TF_CONFIG", "")
     jobs = {"chief": ["h0:1"], "worker": ["h1:1"], "ps": ["h2:1"]}
+    wanted = plan("parameter_server", "CPU:0", cluster=cluster("chief", **jobs))
 
-    builder.build(plan("parameter_server", "CPU:0", cluster=cluster("chief", **jobs)))
+    with pytest.raises(PlanError, match="A parameter-server strategy must be made before Tensor"):
+        builder.build(wanted)
+    builder.build(wanted, start_timeout=7, late=True)
 
     (resolver,) = made
     assert resolver.cluster_spec().as_dict() == jobs
     assert (resolver.task_type, resolver.task_id) == ("chief", 0)
+    assert met == [{"timeout": 7, "jobs": ("worker", "ps")}]
 
 
-def test_only_a_multi_worker_plan_is_prepared(monkeypatch):
+def test_only_plans_for_clusters_are_prepared(monkeypatch):
     built = []
     monkeypatch.setattr(builder, "build", built.append)
 
     builder.prepare(plan("mirrored", "CPU:0", "CPU:1"))
     assert built == []
-    wanted = two_workers()
-    builder.prepare(wanted)
+    wanted = [two_workers(), plan("parameter_server", "CPU:0")]
+    for each in wanted:
+        builder.prepare(each)
 
-    assert built == [wanted]
+    assert built == wanted
 
 
 def test_gpus_that_the_plan_leaves_out_are_hidden(monkeypatch):

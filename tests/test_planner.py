@@ -581,13 +581,24 @@ def test_every_combination_gives_a_plan_or_a_plan_error():
         except PlanError:
             continue
         made += 1
-        assert strategy in ("auto", chosen.kind.value)
+        on_one_host = (strategy, chosen.kind.value) == ("parameter_server", "central_storage")
+        assert strategy in ("auto", chosen.kind.value) or on_one_host
         assert len(set(chosen.devices)) == len(chosen.devices) > 0
         assert chosen.replicas % chosen.workers == 0
         assert {each.kind for each in chosen.reasons} == set(StrategyKind)
         assert Plan.from_json(chosen.to_json()) == chosen
         json.dumps(chosen.digest)
     assert made > 100
+
+
+def test_parameter_servers_on_one_host_are_central_storage():
+    chosen = plan(facts(gpu(0), gpu(1)), strategy="parameter_server")
+
+    assert chosen.kind is StrategyKind.CENTRAL_STORAGE
+    assert chosen.reasons[0].text == (
+        "asked for with strategy='parameter_server': the form of parameter servers on one host, "
+        "a replica on each of GPU:0, GPU:1"
+    )
 
 
 def test_values_are_frozen():

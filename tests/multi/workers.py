@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 
 @dataclass
 class Ended:
-    """How one worker ended: exit status ("timeout" when it was killed) and its output."""
+    """How one task ended: exit status ("timeout" when it was killed), its output, and when."""
 
     status: int | str
     output: str
+    task: tuple[str, int] = ("worker", 0)
+    at: float = 0.0
 
     @property
     def value(self):
@@ -44,14 +50,27 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def run(body: str, workers: int, *, tmp_path, timeout=180, env=None, only=None) -> list[Ended]:
-    """`body` in each of `workers` processes with TF_CONFIG set; `only` starts just these."""
+def run(
+    body: str, workers: int | dict[str, int], *, tmp_path, timeout=180, env=None, only=None
+) -> list[Ended]:
+    """`body` in each task of a cluster with TF_CONFIG set; `only` starts just these.
+
+    `workers` is a number, or numbers by job. An evaluator is started beside the cluster.
+    """
     script = tmp_path / "body.py"
     script.write_text(_HEAD + textwrap.dedent(body))
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
+    jobs = {"worker": workers} if isinstance(workers, int) else workers
+    tasks = [(job, index) for job, count in jobs.items() for index in range(count)]
+    ports = iter(free_ports(len(tasks)))
+    addresses = {
+        job: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
+        for job, count in jobs.items()
+        if job != "evaluator"
+    }
     processes = []
-    for index in range(workers) if only is None else only:
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    started = tasks if only is None else [tasks[index] for index in only]
+    for job, index in started:
+        task = {"cluster": addresses, "task": {"type": job, "index": index}}
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(script)],
@@ -61,7 +80,7 @@ def run(body: str, workers: int, *, tmp_path, timeout=180, env=None, only=None) 
                     "CUDA_VISIBLE_DEVICES": "-1",
                     "TF_CPP_MIN_LOG_LEVEL": "2",
                     "TF_CONFIG": json.dumps(task),
-                    "ADDRESSES": ",".join(addresses),
+                    "ADDRESSES": ",".join(itertools.chain(*addresses.values())),
                     **(env or {}),
                 },
                 stdout=subprocess.PIPE,
@@ -69,15 +88,17 @@ def run(body: str, workers: int, *, tmp_path, timeout=180, env=None, only=None) 
                 text=True,
             )
         )
-    ended = []
-    for process in processes:
-        try:
-            output, _ = process.communicate(timeout=timeout)
-            ended.append(Ended(process.returncode, output))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            ended.append(Ended("timeout", process.communicate()[0]))
-    return ended
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return list(pool.map(functools.partial(_ended, timeout), processes, started))
+
+
+def _ended(timeout, process, task) -> Ended:
+    try:
+        output, _ = process.communicate(timeout=timeout)
+        return Ended(process.returncode, output, task, time.monotonic())
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return Ended("timeout", process.communicate()[0], task, time.monotonic())
 
 
 def told(ended: list[Ended]) -> list:

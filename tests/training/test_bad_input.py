@@ -145,10 +145,6 @@ CASES = {
         "validation_split|only supported|tensors or NumPy",
     ),
     "class weights with two outputs": (fits(X, {"a": Y, "b": Y}, class_weight={0: 1.0}), ".+"),
-    "parameter server": (
-        lambda replicas: fit(model_fn, X, Y, replicas=replicas, strategy="parameter_server"),
-        "parameter_server",
-    ),
 }
 
 
@@ -323,7 +319,7 @@ def trainer(replicas=1, **arguments):
     return autostrategy.Trainer(model_fn, plan, **arguments)
 
 
-@pytest.mark.parametrize("kind", ["parameter_server", "tpu"])
+@pytest.mark.parametrize("kind", ["tpu"])
 def test_a_plan_for_another_strategy_is_refused_by_the_trainer(kind):
     plan = autostrategy.plan(autostrategy.probe(), devices=("CPU:0", "CPU:1"))
     plan = dataclasses.replace(plan, kind=autostrategy.StrategyKind(kind))
