@@ -24,6 +24,7 @@ ROWS = (
     ("prober",),
     ("launchers", "doctor", "rendezvous", "report"),
     ("tensorflow_internals",),
+    ("parameter_servers",),
     ("builder",),
     ("training",),
     ("script",),

@@ -6,8 +6,10 @@ In float64, where rounding cannot hide a wrong weight: Adam turns a rounding of
 
 import re
 import socket
+from pathlib import Path
 
 import numpy as np
+import pytest
 import workers
 
 HEAD = """
@@ -232,3 +234,46 @@ def test_a_taken_port_is_named(tmp_path):
 
     assert ended.status == 1
     assert f"own address must be free to listen on. Received: {address}" in ended.output
+
+
+THREE_WAYS = f"""
+sys.path.insert(0, {str(Path(__file__).parent.parent / "training")!r})
+import autostrategy
+from test_central_storage import normalising_net
+from runs import random
+import keras
+keras.utils.set_random_seed(0)
+history = autostrategy.fit(normalising_net, random(65, 3), random(65, 1, seed=1), batch_size=7,
+                           epochs=5, batch_scaling="off", verbose=0, **ARGUMENTS)
+tell({{"strategy": history.report.strategy.value, "steps": history.report.steps,
+      "weights": [each.tolist() for each in history.model.get_weights()],
+      "slots": [keras.ops.convert_to_numpy(each).tolist()
+                for each in history.model.optimizer.variables],
+      "history": history.history}})
+"""
+
+
+@pytest.mark.slow
+def test_mirrored_multi_worker_and_central_storage_are_equal_after_50_steps(tmp_path):
+    """BatchNormalization, Dropout, Adam, clipping, uneven batches; float32."""
+    cpus = "ARGUMENTS = {'devices': ['CPU:0', 'CPU:1'], 'strategy': %r}\n"
+    told = {}
+    for strategy in ("mirrored", "central_storage"):
+        (alone,) = workers.told(
+            workers.run("import sys\n" + cpus % strategy + THREE_WAYS, 1, tmp_path=tmp_path)
+        )
+        told[strategy] = alone
+    two = workers.told(
+        workers.run("import sys\nARGUMENTS = {}\n" + THREE_WAYS, 2, tmp_path=tmp_path)
+    )
+    told["multi_worker_mirrored"] = two[0]
+
+    expected = told["mirrored"]
+    for strategy, each in told.items():
+        assert (each["strategy"], each["steps"]) == (strategy, 50)
+        for part in ("weights", "slots"):
+            for got, wanted in zip(each[part], expected[part], strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7, err_msg=strategy)
+        for name, values in expected["history"].items():
+            np.testing.assert_allclose(each["history"][name], values, rtol=1e-6)
+    assert two[0]["weights"] == two[1]["weights"]
