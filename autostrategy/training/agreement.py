@@ -8,11 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from autostrategy.errors import PlanError
+from autostrategy.errors import PlanError, TrainingError
 from autostrategy.planner import Plan
 from autostrategy.training.steps import Layout
 
 _MOST_CHARACTERS = 8192
+UNEQUAL = (
+    "All workers must read the same data. Received: data that ended on some workers while others "
+    "had more. Give every worker the same batches; each trains on its own rows of them."
+)
 
 
 # One function for each strategy: a new one for each exchange would be traced
@@ -38,13 +42,19 @@ def _make_gather(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], Any]
     return tf.function(lambda codes: strategy.run(replica, args=(codes,)), autograph=False)
 
 
-def require_same_plan(layout: Layout, plan: Plan) -> None:
-    """Stop every worker unless all planned the same.
+def require_same_plan(layout: Layout, plan: Plan, **data: Any) -> None:
+    """Stop every worker unless all planned the same, for data of the same size.
+
+    Args:
+        layout: the replicas.
+        plan: of this worker.
+        **data: what is known of its data: batches and rows, None when unknown.
 
     Raises:
         PlanError: naming the fields that differ, on every worker.
     """
-    digests = [json.loads(text) for text in exchange(layout, json.dumps(plan.digest))]
+    digest = {**plan.digest, **{name: str(value) for name, value in data.items()}}
+    digests = [json.loads(text) for text in exchange(layout, json.dumps(digest))]
     names = sorted({name for digest in digests for name in digest})
     different = [name for name in names if len({digest.get(name) for digest in digests}) > 1]
     if different:
@@ -54,8 +64,20 @@ def require_same_plan(layout: Layout, plan: Plan) -> None:
         )
         raise PlanError(
             f"All workers must make the same plan. Received: plans that differ in {told}. Give "
-            "every worker the same arguments, packages and devices."
+            "every worker the same arguments, data, packages and devices."
         )
+
+
+def all_have(layout: Layout, here: bool) -> bool:
+    """Whether all workers have what `here` says.
+
+    Raises:
+        TrainingError: some have and some have not, on every worker.
+    """
+    having = {text == "True" for text in exchange(layout, str(here))}
+    if len(having) > 1:
+        raise TrainingError(UNEQUAL)
+    return here
 
 
 def largest(layout: Layout, value: float) -> float:

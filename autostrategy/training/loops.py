@@ -16,7 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy.training import keras_internals, keras_semantics, steps
+from autostrategy.errors import TrainingError
+from autostrategy.training import agreement, keras_internals, keras_semantics, steps
+from autostrategy.training import share as shares
 from autostrategy.training.steps import Layout
 
 # (iterator, number of steps) -> steps done, logs
@@ -38,7 +40,9 @@ def make_loop(
 
     Returns:
         A function of a dataset iterator and a number of steps; it returns how
-        many steps it did and the logs, a dictionary of tensors.
+        many steps it did and the logs, a dictionary of tensors. It raises a
+        `TrainingError` on every worker when the data of one has ended before
+        another's.
     """
     layout = dataclasses.replace(layout, assigned={})
     own_of: dict[int, steps.Own] = {}
@@ -57,21 +61,25 @@ def make_loop(
             # The logs of a step of the user's own matter for the last step
             # only, so that step stands outside the loop.
             done = tf.constant(0)
+            unequal = tf.constant(False)
             if not one_step:
-                done = _repeat(layout, run_step, iterator, count - int(own), to_end=to_end)
+                last = count - int(own)
+                done, unequal = _repeat(layout, run_step, iterator, last, to_end=to_end)
             logs: dict[str, Any] = {}
             if one_step or own:
-                more, logs = _once(layout, run_step, iterator, to_end=to_end)
-                done += more
+                more, split, logs = _once(layout, run_step, iterator, to_end=to_end)
+                done, unequal = done + more, tf.logical_or(unequal, split)
             on_replicas(layout, lambda each: steps.end(model, layout, own_of, each), totals)
-        return done, logs, model.get_metrics_result()
+        return done, unequal, logs, model.get_metrics_result()
 
     run = run_steps
     if not model.run_eagerly:
         run = tf.function(run_steps, reduce_retracing=True, autograph=False)
 
     def loop(iterator: Any, count: int) -> tuple[int, dict[str, Any]]:
-        done, logs, metrics = run(iterator, tf.constant(count, tf.int32))
+        done, unequal, logs, metrics = run(iterator, tf.constant(count, tf.int32))
+        if unequal:
+            raise TrainingError(agreement.UNEQUAL)
         return int(done), keras_internals.logs_or_metrics(model, logs, metrics)
 
     return loop
@@ -103,8 +111,8 @@ def run_element(
 
 def _repeat(
     layout: Layout, step: Callable[..., Any], iterator: Any, count: tf.Tensor, *, to_end: bool
-) -> tf.Tensor:
-    """Up to `count` steps; the number done."""
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Up to `count` steps; the number done, and whether only some workers had data for more."""
     if not to_end:
 
         def step_once(done: tf.Tensor) -> tuple[tf.Tensor]:
@@ -112,27 +120,32 @@ def _repeat(
             return (done + 1,)
 
         (done,) = tf.while_loop(lambda done: done < count, step_once, (tf.constant(0),))
-        return done
+        return done, tf.constant(False)
 
-    def body(done: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        more, _ = _once(layout, step, iterator, to_end=True)
-        return done + more, tf.equal(more, 1)
+    def body(done: tf.Tensor, going: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        more, split, _ = _once(layout, step, iterator, to_end=True)
+        return done + more, tf.equal(more, 1), split
 
-    done, _ = tf.while_loop(
-        lambda done, going: tf.logical_and(going, done < count),
+    done, _, unequal = tf.while_loop(
+        lambda done, going, unequal: tf.logical_and(going, done < count),
         body,
-        (tf.constant(0), tf.constant(True)),
+        (tf.constant(0), tf.constant(True), tf.constant(False)),
     )
-    return done
+    return done, unequal
 
 
 def _once(
     layout: Layout, step: Callable[..., Any], iterator: Any, *, to_end: bool
-) -> tuple[tf.Tensor, dict[str, Any]]:
-    """One step, or none where `to_end` and the data has ended; the number done and its logs."""
+) -> tuple[tf.Tensor, tf.Tensor, dict[str, Any]]:
+    """One step, or none where `to_end` and the data has ended.
+
+    Returns:
+        The number done, whether only some workers had data, and the step's logs.
+    """
     if not to_end:
-        return tf.constant(1), _logs(layout, step(iterator.get_next()))
+        return tf.constant(1), tf.constant(False), _logs(layout, step(iterator.get_next()))
     element = iterator.get_next_as_optional()
+    everywhere, somewhere = _agreed(layout, element.has_value())
     specs: list[Any] = []
 
     def do() -> tuple[tf.Tensor, dict[str, Any]]:
@@ -146,7 +159,21 @@ def _once(
             name: tf.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()
         }
 
-    return tf.cond(element.has_value(), do, skip)
+    done, logs = tf.cond(everywhere, do, skip)
+    return done, tf.not_equal(everywhere, somewhere), logs
+
+
+def _agreed(layout: Layout, here: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether all workers, and whether any, have what `here` says: a step of some would hang."""
+    if layout.replicas == layout.local:
+        return here, here
+    assert layout.strategy is not None
+
+    def count() -> tf.Tensor:
+        return shares.all_reduce_sum(tf.cast(here, tf.int32))
+
+    having = layout.strategy.experimental_local_results(layout.strategy.run(count))[0]
+    return tf.equal(having, layout.replicas), having > 0
 
 
 def _logs(layout: Layout, logs: dict[str, Any]) -> dict[str, Any]:

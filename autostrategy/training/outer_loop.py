@@ -233,11 +233,25 @@ def evaluate(
 def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
     try:
         return run(iterator, size)
-    except tf.errors.OutOfRangeError:
+    except (tf.errors.OutOfRangeError, tf.errors.FailedPreconditionError) as error:
+        counted = "expected to contain" in str(error)  # by tf.data.experimental.assert_cardinality
+        if isinstance(error, tf.errors.FailedPreconditionError) and not counted:
+            raise
         raise TrainingError(
             "The data must hold as many batches as it says. Received: data that ended early. "
             "Does its length or cardinality promise more than it yields?"
         ) from None
+    except tf.errors.UnavailableError as error:
+        raise TrainingError(
+            "Every worker must stay alive until all are done. Received: "
+            f"{_first_line(error)}. Look at the output of the other workers for the reason."
+        ) from None
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    told = [line for line in lines if "aborted" in line or "Unavailable" in line]
+    return (told or lines or ["no reason"])[0][:300].rstrip(".")
 
 
 def require_finite(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
+from autostrategy.training import agreement, keras_semantics, loops, steps
 from autostrategy.training import callbacks as callback_rules
-from autostrategy.training import keras_semantics, loops, steps
 from autostrategy.training.feed import Feed
 from autostrategy.training.steps import Layout
 
@@ -56,7 +56,7 @@ def run(
     hooks.on_predict_begin()
     outputs: list[Any] = []
     with feed.epoch() as (iterator, wanted):
-        for step, element in enumerate(itertools.islice(iterator, wanted)):
+        for step, element in enumerate(_agreed(itertools.islice(iterator, wanted), feed)):
             hooks.on_predict_batch_begin(step)
             outputs.append(predict(element))
             hooks.on_predict_batch_end(step, {"outputs": outputs[-1]})
@@ -66,6 +66,19 @@ def run(
     if not outputs:
         raise TrainingError("x must have at least 1 batch. Received: an empty dataset.")
     return concatenated(outputs)
+
+
+def _agreed(elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
+    """Elements until they end, which they must on all workers at once."""
+    layout = feed.layout
+    if layout.replicas == layout.local or feed.sure:
+        yield from elements
+        return
+    while True:
+        element = next(elements, None)
+        if not agreement.all_have(layout, element is not None):
+            return
+        yield element
 
 
 def concatenated(outputs: list[Any]) -> Any:

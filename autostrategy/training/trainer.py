@@ -218,7 +218,6 @@ class Trainer:
         """
         model_checks.require_compiled(self.model)
         model_checks.require_positive(batch_size=batch_size, steps=steps)
-        self._require_agreement()
         validate = self._validator((x, y, sample_weight), batch_size=batch_size, steps=steps)
         assert validate is not None
         logs = validate(callbacks, verbose if self.is_chief else 0)
@@ -241,8 +240,9 @@ class Trainer:
                 workers cannot be put together.
         """
         model_checks.require_positive(batch_size=batch_size, steps=steps)
-        self._require_agreement()
-        made = data.batches(data.source(x, batch_size=batch_size, steps_per_epoch=steps))
+        given = data.source(x, batch_size=batch_size, steps_per_epoch=steps)
+        self._require_agreement(given)
+        made = data.batches(given)
         feed = self._feed(made, steps, predicting=True)
         verbose = verbose if self.is_chief else 0
         if self._servers is not None:
@@ -285,7 +285,7 @@ class Trainer:
         if scaling.global_batch_size and given.batch_size:
             growth = scaling.global_batch_size // given.batch_size
         self.plan = dataclasses.replace(self.plan, scaling=scaling)
-        self._require_agreement()
+        self._require_agreement(given)
         if growth > 1 and optimizer is not None and rate is None:
             self._warn(
                 (
@@ -300,10 +300,12 @@ class Trainer:
         warnings = tuple(dict.fromkeys((*self.plan.warnings, *texts)))
         self.plan = dataclasses.replace(self.plan, warnings=warnings)
 
-    def _require_agreement(self) -> None:
-        """Compare plans with the other workers before the first step of each call."""
+    def _require_agreement(self, given: data.Source) -> None:
+        """Compare plan and data with the other workers before the first step of each call."""
         if self._workers > 1:
-            agreement.require_same_plan(self._layout, self.plan)
+            agreement.require_same_plan(
+                self._layout, self.plan, batches=given.steps, rows=given.rows
+            )
 
     def _agreed_seed(self) -> int:
         """The seed of the order of rows: the chief's draw from Python's generator.
@@ -387,6 +389,7 @@ class Trainer:
             batch_size=batch_size,
             steps_per_epoch=steps,
         )
+        self._require_agreement(given)
         feed = self._feed(data.batches(given), steps, restarts=True)
 
         if self._servers is not None:

@@ -277,3 +277,60 @@ def test_mirrored_multi_worker_and_central_storage_are_equal_after_50_steps(tmp_
         for name, values in expected["history"].items():
             np.testing.assert_allclose(each["history"][name], values, rtol=1e-6)
     assert two[0]["weights"] == two[1]["weights"]
+
+
+UNEQUAL = """
+    import keras, autostrategy
+    import tensorflow as tf
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    rows = np.ones((50, 3), "float32")
+    mine = rows[: 50 if index == 0 else 30]
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def dataset():
+        return tf.data.Dataset.from_tensor_slices((mine, mine[:, :1])).batch(10)
+
+    def text(act):
+        try:
+            act()
+        except autostrategy.AutoStrategyError as error:
+            return str(error)
+
+    def fit(*data, **arguments):
+        return autostrategy.fit(model_fn, *data, verbose=0, batch_scaling="off", **arguments)
+
+    history = fit(rows, rows[:, :1], batch_size=10)
+    trainer = autostrategy.Trainer(history.model, history.plan)
+    unknown = dataset().filter(lambda x, y: True)
+    tell({
+        "arrays": text(lambda: fit(mine, mine[:, :1], batch_size=25)),
+        "dataset": text(lambda: fit(dataset())),
+        "unknown length": text(lambda: fit(unknown)),
+        "steps_per_epoch": text(lambda: fit(unknown, steps_per_epoch=4)),
+        "validation": text(lambda: fit(rows, rows[:, :1], validation_data=unknown)),
+        "predict": text(lambda: trainer.predict(mine, batch_size=10)),
+        "predict unknown": text(lambda: trainer.predict(unknown.map(lambda x, y: x), verbose=0)),
+        "promise": text(lambda: fit(
+            dataset().apply(tf.data.experimental.assert_cardinality(5)))),
+    })
+"""
+
+
+def test_data_that_is_not_the_same_on_all_workers_is_refused_and_never_hangs(tmp_path):
+    told = workers.told(workers.run(UNEQUAL, 2, tmp_path=tmp_path, timeout=120))
+
+    for each in told:
+        assert "differ in rows: 50 (worker 0), 30 (worker 1)" in each["arrays"]
+        assert "batches: 5 (worker 0), 3 (worker 1)" in each["dataset"]
+        assert "batches: 5 (worker 0), 3 (worker 1)" in each["predict"]
+        for kind in ("unknown length", "steps_per_epoch", "validation", "predict unknown"):
+            assert "data that ended on some workers while others had more" in each[kind], kind
+    # The last: worker 1 raises within a step, which the other hears of.
+    assert "must hold as many batches as it says" in told[1]["promise"]
+    assert re.search(
+        "Every worker must stay alive until all are done|must hold as many", told[0]["promise"]
+    )
