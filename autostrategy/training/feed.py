@@ -41,6 +41,11 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self.exhausted = False
+        self._traced = False
+        self._is_ragged = any(
+            isinstance(leaf, (tf.RaggedTensorSpec, tf.SparseTensorSpec))
+            for leaf in tf.nest.flatten(given.spec)
+        )
         self._endless = bool(given.dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         if steps_per_epoch is None and self._endless and given.passes != "endless":
             raise TrainingError(
@@ -63,6 +68,26 @@ class Feed:
         if size is None:
             return None
         return steps * size if rows is None else min(steps * size, rows)
+
+    def alike(self, step: int, most: int) -> int:
+        """Up to `most` steps from `step` of this epoch that can go into one loop.
+
+        A collective of TensorFlow keeps its shape for the length of a call
+        ("Shape mismatch in the collective instance"). So where workers
+        exchange rows, a call must not hold batches of different sizes.
+        """
+        if not self.layout.has_peers:
+            return most
+        if not self._traced:
+            self._traced = True
+            return 1  # what is exchanged is known once a step has been traced
+        if not self.layout.varying:
+            return most
+        rows, size = self._source.rows, self._source.batch_size
+        if rows is None or size is None or self._is_ragged:
+            return 1
+        position = (self._position + step) % -(-rows // size)
+        return max(1, min(most, rows // size - position))
 
     @contextlib.contextmanager
     def epoch(self) -> Iterator[tuple[Iterator[Any], int | None]]:

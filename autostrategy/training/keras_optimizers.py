@@ -124,6 +124,9 @@ def _exchanged(share: shares.Share, grads: list[Any]) -> list[Any]:
     present = [gradient for gradient in grads if gradient is not None]
     if not share.weighted:
         present = [_times(gradient, share.weight) for gradient in present]
+    for gradient in present:
+        if isinstance(gradient, tf.IndexedSlices):
+            shares.note_varying(share, gradient.indices, "the rows of a sparse gradient")
     summed = iter(shares.all_reduce_sum(present) if present else [])
     return [None if gradient is None else next(summed) for gradient in grads]
 

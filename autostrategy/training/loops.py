@@ -165,7 +165,7 @@ def _once(
 
 def _agreed(layout: Layout, here: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Whether all workers, and whether any, have what `here` says: a step of some would hang."""
-    if layout.replicas == layout.local:
+    if not layout.has_peers:
         return here, here
     assert layout.strategy is not None
 

@@ -158,6 +158,7 @@ def in_process(
             size = 1 if warming else pace.steps
             if wanted is not None:
                 size = min(size, wanted - step)
+            size = feed.alike(step, size)
             rate.at_step(counts["steps"])
             hooks.on_train_batch_begin(step)
             run = loop(
@@ -213,7 +214,7 @@ def evaluate(
     with feed.epoch() as (iterator, wanted):
         step = 0
         while wanted is None or step < wanted:
-            size = pace if wanted is None else min(pace, wanted - step)
+            size = feed.alike(step, pace if wanted is None else min(pace, wanted - step))
             hooks.on_test_batch_begin(step)
             run = loop(feed.layout, training=False, to_end=not feed.sure, one_step=pace == 1)
             done, new = _run(run, iterator, size)

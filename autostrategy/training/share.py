@@ -45,8 +45,9 @@ class Share:
     `central` says that all replicas share the trained variables, so that one
     update serves all. `asynchronous` says that the step is a worker's of
     parameter servers, which takes whole batches and waits for nobody; of the
-    scalars it has none. `part` is the number of the part of a partitioned
-    variable that is being updated.
+    scalars it has none. `varying` collects what workers exchange in shapes that
+    differ from step to step, None where there is one worker. `part` is the
+    number of the part of a partitioned variable that is being updated.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. The other fields change while the step is traced: `assigned`
     collects the Keras variables that the step writes by itself (not through
@@ -71,6 +72,7 @@ class Share:
     local: dict[int, tf.Variable] = field(default_factory=dict)
     central: bool = False
     asynchronous: bool = False
+    varying: list[str] | None = None
     part: int | None = None
     before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
@@ -211,11 +213,18 @@ def gathered(share: Share, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 def _gather(share: Share, local: tf.Tensor, *, keep_local: bool) -> tf.Tensor:
     """Rows of all replicas in order; `keep_local` keeps the gradient to this one's."""
     context = tf.distribute.get_replica_context()
+    note_varying(share, local, "the rows of a loss or metric over the whole batch")
     rows = context.all_gather(tf.stop_gradient(local), axis=0)[: share.rows]
     if not keep_local:
         return rows
     end = share.start + tf.shape(local)[0]
     return tf.concat([rows[: share.start], local, rows[end:]], axis=0)
+
+
+def note_varying(share: Share, exchanged: tf.Tensor, what: str) -> None:
+    """Note that workers exchange a tensor whose shape is not the same in every step."""
+    if share.varying is not None and exchanged.shape[0] is None:
+        share.varying.append(what)
 
 
 def masked_mean(share: Share, local_mean: tf.Tensor, local_divisor: tf.Tensor) -> tf.Tensor:

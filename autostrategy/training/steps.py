@@ -35,7 +35,8 @@ class Layout:
     metrics, `momenta` those of BatchNormalization with their momentum.
     `assigned` and `not_sums` fill while a step is traced; see `share.Share`.
     `own_state` are the Keras variables of which each replica keeps its own while a
-    loop runs, where the strategy has one of each (central storage).
+    loop runs, where the strategy has one of each (central storage). `varying`
+    fills with what workers exchange in shapes that differ between steps.
     """
 
     strategy: tf.distribute.Strategy | None
@@ -47,6 +48,7 @@ class Layout:
     momenta: dict[int, float] = field(default_factory=dict)
     assigned: dict[int, Any] = field(default_factory=dict)
     not_sums: dict[int, Any] = field(default_factory=dict)
+    varying: list[str] = field(default_factory=list)
     own_state: tuple[Any, ...] = ()
     central: bool = False
 
@@ -54,6 +56,11 @@ class Layout:
     def single(self) -> bool:
         """Whether one replica does all the work, so that nothing needs a share."""
         return self.replicas == 1
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other processes have replicas too."""
+        return self.replicas > self.local
 
 
 def step_of(
@@ -98,6 +105,7 @@ def step_of(
             totals=dict(zip(ids, totals, strict=True)),
             local=own_of.get(_replica(), {}),
             central=layout.central,
+            varying=layout.varying if layout.has_peers else None,
             weighs_loss=training and not keras_internals.has_own(model, name),
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):

@@ -334,3 +334,36 @@ def test_data_that_is_not_the_same_on_all_workers_is_refused_and_never_hangs(tmp
     assert re.search(
         "Every worker must stay alive until all are done|must hold as many", told[0]["promise"]
     )
+
+
+VARYING = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent.parent / "training")!r})
+import autostrategy
+from test_same_numbers import CASES
+from runs import EPOCHS, train_stock
+import keras
+wrong = {{}}
+for name in ("scalar losses", "a metric over the batch", "embedding"):
+    case = CASES[name]
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    data = case.data()
+    history = autostrategy.fit(case.model, *data, batch_scaling="off", verbose=0,
+                               **{{"epochs": EPOCHS, **case.arguments}})
+    wrong[name] = [history.history, [each.tolist() for each in history.model.get_weights()]]
+tell(wrong)
+"""
+
+
+@pytest.mark.slow
+def test_what_workers_exchange_may_differ_in_size_from_step_to_step(tmp_path):
+    one = workers.told(workers.run(VARYING, 1, tmp_path=tmp_path))[0]
+    two = workers.told(workers.run(VARYING, 2, tmp_path=tmp_path))
+
+    for each in two:
+        for name, (history, weights) in one.items():
+            for key, values in history.items():
+                np.testing.assert_allclose(each[name][0][key], values, rtol=1e-5, err_msg=name)
+            for got, wanted in zip(each[name][1], weights, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
