@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autostrategy import rendezvous, tensorflow_internals
+from autostrategy import device_selection, rendezvous, tensorflow_internals
 from autostrategy.errors import LaunchError, PlanError
 from autostrategy.planner import Plan, StrategyKind
 
@@ -209,6 +209,8 @@ def connect_tpu() -> Any:
 
 
 def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
+    if device_selection.are_cpus(plan.devices):
+        return _mirrored(plan, start_timeout)  # a rehearsal of the TPU rules
     timeout = _seconds(start_timeout)
     resolver = rendezvous.within(
         connect_tpu,

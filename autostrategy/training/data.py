@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import copying, keras_data
+from autostrategy.training import copying, keras_data, static_shapes
 from autostrategy.training.steps import Layout
 
 
@@ -33,6 +33,7 @@ class Batches:
             elements are the rows.
         spec: `tf.TypeSpec` structure of one global batch.
         batch_size: rows of a full batch, None when the data does not tell.
+        first: rows of the first batch, None when it cannot be seen.
         rows: examples in one pass, None when unknown.
         passes: "endless" when `dataset` runs on over epochs, "again" when
             each pass makes a new iterator, "once" for a Python generator.
@@ -44,6 +45,7 @@ class Batches:
     grab: Callable[[Any], Any] | None
     spec: Any
     batch_size: int | None
+    first: int | None
     rows: int | None
     passes: str
     steps: Callable[[], int | None]
@@ -163,6 +165,7 @@ def _of_arrays(given: Source, *, growth: int, shuffle: Any, seed: int, first_epo
         grab=grab,
         spec=indices.map(tf.autograph.experimental.do_not_convert(grab)).element_spec,
         batch_size=size,
+        first=min(size, rows),
         rows=rows,
         passes="endless",
         steps=lambda: steps,
@@ -189,6 +192,7 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
         grab=None,
         spec=dataset.element_spec,
         batch_size=size,
+        first=None if given.batch_size is None else given.batch_size * growth,
         rows=None,
         passes="once" if keras_data.is_generator(adapter) else "again",
         steps=steps,
@@ -206,6 +210,7 @@ def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
     """
     grab = given.grab or (lambda element: element)
     unpacked = isinstance(given.dataset.element_spec, tuple)
+    shapes = layout.shapes
 
     @tf.autograph.experimental.do_not_convert
     def share_out(*arguments: Any) -> Any:
@@ -213,8 +218,16 @@ def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
         if layout.single:
             return grab(element)
         rows = _rows(element)
+        if shapes is not None and shapes.filled:
+            return tuple(
+                static_shapes.filled_part(
+                    element, grab, rows, replica, layout.replicas, shapes.rows
+                )
+                for replica in range(layout.first, layout.first + layout.local)
+            )
+        full = None if shapes is None else shapes.rows * layout.replicas
         return tuple(
-            _part(element, grab, rows, replica, layout.replicas)
+            _part(element, grab, rows, replica, layout.replicas, full)
             for replica in range(layout.first, layout.first + layout.local)
         )
 
@@ -233,20 +246,35 @@ def may_be_scarce(given: Batches, replicas: int) -> bool:
     return static is None or static < replicas
 
 
+def may_be_short(given: Batches, full: int) -> bool:
+    """Whether a batch may have fewer rows than `full`."""
+    if given.rows is not None:
+        return given.rows % full != 0
+    return _static_rows(given.spec) != full
+
+
 def _part(
-    element: Any, grab: Callable[[Any], Any], rows: Any, replica: int, replicas: int
+    element: Any,
+    grab: Callable[[Any], Any],
+    rows: Any,
+    replica: int,
+    replicas: int,
+    full: int | None,
 ) -> tuple[Any, dict[str, tf.Tensor]]:
-    """Rows of one replica: equal shares, the first ones a row larger where it does not divide."""
+    """Rows of one replica: equal shares, the first ones a row larger where it does not divide.
+
+    With `full` a batch of another size than that is given whole to every replica.
+    """
     if isinstance(rows, int):
         least, more = divmod(rows, replicas)
         start = replica * least + min(replica, more)
         size = least + (replica < more)
-        scarce: Any = rows < replicas
+        scarce: Any = rows < replicas if full is None else rows != full
         if scarce:
             start, size = 0, rows
     else:
         least, more = rows // replicas, rows % replicas
-        scarce = rows < replicas
+        scarce = rows < replicas if full is None else tf.not_equal(rows, full)
         start = tf.where(scarce, 0, replica * least + tf.minimum(replica, more))
         size = tf.where(scarce, rows, least + tf.cast(replica < more, rows.dtype))
     batch = grab(tf.nest.map_structure(lambda leaf: _slice(leaf, start, size), element))

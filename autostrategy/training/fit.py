@@ -13,7 +13,7 @@ from autostrategy.facts import Facts
 from autostrategy.planner import Plan
 from autostrategy.planner import plan as make_plan
 from autostrategy.prober import probe
-from autostrategy.training import dataset_graph, model_checks, relocation
+from autostrategy.training import dataset_graph, keras_internals, model_checks, relocation
 from autostrategy.training.trainer import Trainer, require_trainable_kind
 
 
@@ -47,7 +47,7 @@ def fit(
         x, y: as in `keras.Model.fit`. A tuple without `y` is (x, y) or
             (x, y, sample_weight), as an element of a dataset would be.
         strategy: "auto", the name of a kind ("one_device", "mirrored",
-            "multi_worker_mirrored", "central_storage"), or a `Plan`.
+            "multi_worker_mirrored", "central_storage", "tpu"), or a `Plan`.
         devices: how many devices, or their names ("GPU:0", "CPU:1").
         batch_size: rows of a batch as written for one device.
         batch_scaling: "auto", "linear", "sqrt" grow batch and learning rate
@@ -95,7 +95,7 @@ def fit(
                 metrics=metrics,
             )
         if jit_compile != "auto":
-            made.jit_compile = jit_compile
+            keras_internals.set_jit_compile(made, bool(jit_compile))
         return made
 
     trainer = Trainer(

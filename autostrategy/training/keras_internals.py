@@ -259,6 +259,18 @@ def compiled_state(model: keras.Model) -> tuple[int, ...]:
     return (id(model._compile_config), id(model.optimizer))
 
 
+def asks_for_xla(model: keras.Model) -> bool:
+    """Whether the user wrote jit_compile=True, rather than that Keras's "auto" came to it."""
+    return bool(model.jit_compile) and model._compile_config.config.get("jit_compile") is True
+
+
+def set_jit_compile(model: keras.Model, value: bool) -> None:
+    """As if the model had been compiled with this `jit_compile`."""
+    model.jit_compile = value
+    if model.compiled:
+        model._compile_config.config["jit_compile"] = value
+
+
 def scope_of(optimizer: Any) -> Any:
     """The scope of the strategy that holds the optimizer's variables."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import agreement, keras_internals
+from autostrategy.training import agreement, keras_internals, static_shapes
 from autostrategy.training import callbacks as callback_rules
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
@@ -225,7 +225,8 @@ def evaluate(
 
 def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
     try:
-        return run(iterator, size)
+        with static_shapes.told():
+            return run(iterator, size)
     except tf.errors.OutOfRangeError:
         raise TrainingError(
             "The data must hold as many batches as it says. Received: data that ended early. "

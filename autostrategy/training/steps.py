@@ -18,10 +18,14 @@ import tensorflow as tf
 from autostrategy import tensorflow_internals
 from autostrategy.training import keras_internals, keras_variables, relocation
 from autostrategy.training import share as shares
+from autostrategy.training.static_shapes import StaticShapes
 
 # What a replica keeps for itself while a loop runs: variables by id of the
 # Keras variable that they stand in for.
 Own = dict[int, tf.Variable]
+
+# (model, share, the step on the share's batch) -> logs
+Runner = Callable[[keras.Model, shares.Share, Callable[[], Any]], dict[str, Any]]
 
 
 @dataclass(kw_only=True)
@@ -36,6 +40,9 @@ class Layout:
     `assigned` and `not_sums` fill while a step is traced; see `share.Share`.
     `own_state` are the Keras variables of which each replica keeps its own while a
     loop runs, where the strategy has one of each (central storage).
+    `shapes` are the static ones of a TPU's rules. `runner` runs the step of a
+    replica in its own way, compiled for one; `compiled` says whether one replica's are
+    compiled, None for as the model says.
     """
 
     strategy: tf.distribute.Strategy | None
@@ -49,6 +56,9 @@ class Layout:
     not_sums: dict[int, Any] = field(default_factory=dict)
     own_state: tuple[Any, ...] = ()
     central: bool = False
+    shapes: StaticShapes | None = None
+    runner: Runner | None = None
+    compiled: bool | None = None
 
     @property
     def single(self) -> bool:
@@ -72,7 +82,8 @@ def step_of(
     own = keras_internals.returns_own_logs(model, name)
 
     if layout.single:
-        compiled = model.jit_compile and not model.run_eagerly
+        wanted = model.jit_compile if layout.compiled is None else layout.compiled
+        compiled = wanted and not model.run_eagerly
         run = tf.function(step, jit_compile=True, reduce_retracing=True) if compiled else step
 
         def single(batch: Any) -> dict[str, Any]:
@@ -83,6 +94,11 @@ def step_of(
         return single
 
     ids = [id(variable) for variable in keras_internals.metric_variables_of(model)]
+
+    def run(share: shares.Share, batch: Any) -> Any:
+        if layout.runner is None:
+            return step(batch)
+        return layout.runner(model, share, lambda: step(batch))
 
     def replica(
         batch: Any, extent: dict[str, tf.Tensor], totals: list[tf.Tensor]
@@ -102,7 +118,7 @@ def step_of(
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
             with shares.unread_results(not own):
-                logs = step(without_optionals(batch))
+                logs = run(share, without_optionals(batch))
             logs = shares.weighted_sum(dict(logs), share) if own and logs else {}
             _average(layout, share)
             return logs

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy import builder, plan_text
+from autostrategy import builder, device_selection, plan_text
 from autostrategy.errors import TrainingError
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.report import Report
@@ -35,7 +35,9 @@ from autostrategy.training import (
     outer_loop,
     prediction,
     relocation,
+    tpu_rules,
 )
+from autostrategy.training.compiled_steps import CompiledSteps
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
@@ -46,6 +48,7 @@ _KINDS = (
     StrategyKind.MIRRORED,
     StrategyKind.MULTI_WORKER_MIRRORED,
     StrategyKind.CENTRAL_STORAGE,
+    StrategyKind.TPU,
 )
 
 
@@ -87,7 +90,8 @@ class Trainer:
         self._warmup_steps = warmup_steps
         self._steps_per_loop = steps_per_loop
         self._layout = _layout(self.strategy, plan)
-        self._loops: dict[tuple[int, ...], loops.Loop] = {}
+        self._loops: dict[tuple[Any, ...], loops.Loop] = {}
+        self._compiled_steps = CompiledSteps(plan)
 
     @property
     def is_chief(self) -> bool:
@@ -150,7 +154,7 @@ class Trainer:
             made = data.batches(
                 given, growth=growth, shuffle=shuffle, seed=seed, first_epoch=first_epoch
             )
-            return self._feed(made, steps)
+            return self._feed(made, steps, training=True)
 
         first = feed(initial_epoch)
         validate = self._validator(
@@ -181,6 +185,7 @@ class Trainer:
             workers=self._workers,
         )
         self._warn(model_checks.warnings_about_metrics(self.model, self._layout.not_sums))
+        self._warn(self._compiled_steps.warnings)
         history.plan, history.strategy = self.plan, self.strategy  # it has .model already
         history.report = Report(
             strategy=self.plan.kind,
@@ -312,6 +317,7 @@ class Trainer:
         steps: int | None,
         *,
         restarts: bool = False,
+        training: bool = False,
         predicting: bool = False,
     ) -> Feed:
         """Build the model for these batches, move it into the strategy, lay the data out."""
@@ -323,7 +329,12 @@ class Trainer:
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
             momenta=keras_internals.momenta_of(self.model),
             own_state=keras_internals.written_in_steps(self.model) if self._layout.central else (),
+            runner=self._compiled_steps.runner(self.model),
         )
+        if self.plan.kind is StrategyKind.TPU:
+            layout = tpu_rules.laid_out(
+                self.model, layout, made, training=training, predicting=predicting
+            )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
@@ -333,6 +344,8 @@ class Trainer:
             to_end,
             one_step,
             layout.scarce,
+            layout.shapes,
+            layout.runner,
         )
         if key not in self._loops:
             self._loops[key] = loops.make_loop(
@@ -388,4 +401,8 @@ def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
         local=local,
         first=rank * local,
         central=plan.kind is StrategyKind.CENTRAL_STORAGE,
+        # A TPU compiles by itself; a rehearsal of one on CPUs must be told to.
+        compiled=device_selection.are_cpus(plan.devices)
+        if plan.kind is StrategyKind.TPU
+        else None,
     )
