@@ -210,7 +210,8 @@ def connect_tpu() -> Any:
 
 def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
     if device_selection.are_cpus(plan.devices):
-        return _mirrored(plan, start_timeout)  # a rehearsal of the TPU rules
+        # A rehearsal of the TPU rules.
+        return (_mirrored if len(plan.devices) > 1 else _one_device)(plan, start_timeout)
     timeout = _seconds(start_timeout)
     resolver = rendezvous.within(
         connect_tpu,

@@ -24,12 +24,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy import device_selection
+from autostrategy import device_selection, tensorflow_internals
 from autostrategy.errors import TrainingError
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.training import keras_internals
 from autostrategy.training import share as shares
 from autostrategy.training.steps import Runner
+
+# With one replica there is nothing to cut, and their variables cannot be written to in a function.
+WITHOUT_XLA_ALONE = (StrategyKind.MIRRORED, StrategyKind.CENTRAL_STORAGE)
 
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -46,6 +49,7 @@ class CompiledSteps:
         self._tpu = plan.kind is StrategyKind.TPU
         self._strict = self._tpu and device_selection.are_cpus(plan.devices)
         self._several = plan.replicas > 1
+        self._kind = plan.kind
         self._reason: str | None = None
 
     def runner(self, model: keras.Model) -> Runner | None:
@@ -54,6 +58,8 @@ class CompiledSteps:
         As in Keras, jit_compile="auto" means no XLA where there are several replicas.
         """
         wanted = self._strict if self._tpu else keras_internals.asks_for_xla(model)
+        if wanted and not self._several and self._kind in WITHOUT_XLA_ALONE:
+            self._reason = f"{self._kind.value} with one replica; one_device compiles"
         return self if wanted and self._several and not model.run_eagerly else None
 
     @property
@@ -61,7 +67,7 @@ class CompiledSteps:
         """What to say when steps were to be compiled and were not."""
         if self._reason is None:
             return ()
-        return (f"XLA (jit_compile=True) is not used on several replicas: {self._reason}.",)
+        return (f"XLA (jit_compile=True) is not used: {self._reason}.",)
 
     def __call__(
         self, model: keras.Model, share: shares.Share, step: Callable[[], Any]
@@ -70,7 +76,8 @@ class CompiledSteps:
         self._reason = self._reason or reason_against(model, training=share.training)
         if self._reason:
             return step()
-        share.taken, share.compiled = [], True
+        local, share.local = share.local, {**share.local, **_copies(model, share)}
+        share.compiled = True
         places: list[tuple[Any, list[Any], Any]] = []
 
         def first_part() -> list[Any]:
@@ -86,14 +93,47 @@ class CompiledSteps:
             if not _crosses_replicas(error):
                 raise
             self._reason = "values cross replicas inside the step, not only at its end"
-            share.taken, share.compiled, share.weighted = None, False, False
+        finally:
+            copied, share.local, share.taken = share.local.keys() - local.keys(), local, None
+        if self._reason or not copied.isdisjoint(share.assigned):  # the latter is refused there
+            share.compiled, share.weighted = False, False
             return step()
         if self._strict:
             require_no_python(function.get_concrete_function().graph)
-        share.taken = None
         for (optimizer, _, variables), gradients in zip(places, taken, strict=True):
             optimizer.apply(gradients, variables)
         return {}
+
+
+def _copies(model: keras.Model, share: shares.Share) -> dict[int, tf.Variable]:
+    """Copies, on the replica's device, of the variables that all replicas share.
+
+    XLA reads no variable of another device, where central storage keeps them.
+    """
+    if not share.central:
+        return {}
+    scalars = [
+        variable
+        for optimizer in keras_internals.optimizers_of(model)
+        for variable in optimizer._variables
+        if variable._value.shape.rank == 0  # such as the scale of a loss
+    ]
+    return {
+        id(variable): tensorflow_internals.temporary_variable(
+            variable._value.read_value(), like=variable._value
+        )
+        for variable in [*model.variables, *scalars]
+        if id(variable) not in share.local
+    }
+
+
+def whole(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A replica's step that crosses no replicas, such as one that predicts, compiled whole."""
+
+    def compiled(*arguments: Any) -> Any:
+        return tf.function(lambda: step(*arguments), jit_compile=True, autograph=False)()
+
+    return compiled
 
 
 def reason_against(model: keras.Model, *, training: bool) -> str | None:

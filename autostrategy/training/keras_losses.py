@@ -52,8 +52,6 @@ def _replica_unscale(value: tf.Tensor) -> tf.Tensor:
         return value
     # Per-row losses were divided by the fraction for the gradient's sake; the
     # loss tracker averages them itself.
-    if share.real is not None:
-        value *= padding.growth(share, value.dtype)
     return value * tf.cast(share.fraction, value.dtype)
 
 
@@ -93,13 +91,12 @@ def _replica_update_entry(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         share = shares.current()
-        if share is not None and sample_weight is None:
+        if share is not None and share.real is not None:
+            values, sample_weight = padding.entry(share, values, sample_weight)
+        elif share is not None and sample_weight is None:
             values = keras.ops.convert_to_tensor(values)
             if values.shape.rank == 0:
                 sample_weight = share.fraction
-        if share is not None and share.real is not None:
-            if sample_weight is not None and tf.convert_to_tensor(sample_weight).shape.rank == 0:
-                sample_weight = padding.real_rows(share, tf.float32)  # it counts the rows
         return original(metric, values, sample_weight)
 
     return update_state

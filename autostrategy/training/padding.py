@@ -33,10 +33,15 @@ def real_like(share: Share, values: Any) -> tf.Tensor:
     Raises:
         CannotFill: `values` has no rows.
     """
-    rows = share.real.shape[0]
+    rows = _rows(share)
     if values.shape.rank == 0 or values.shape[0] != rows:
         raise CannotFill(f"values of shape {values.shape} do not have one part for each row")
     return tf.reshape(share.real, [rows, *[1] * (values.shape.rank - 1)])
+
+
+def _rows(share: Share) -> int:
+    assert share.real is not None
+    return int(share.real.shape[0])
 
 
 def real_rows(share: Share, dtype: Any) -> tf.Tensor:
@@ -46,7 +51,7 @@ def real_rows(share: Share, dtype: Any) -> tf.Tensor:
 
 def growth(share: Share, dtype: Any) -> tf.Tensor:
     """From a mean over all rows, where those that fill up are zero, to one over the real rows."""
-    return tf.cast(share.real.shape[0], dtype) / tf.maximum(real_rows(share, dtype), 1)
+    return tf.cast(_rows(share), dtype) / tf.maximum(real_rows(share, dtype), 1)
 
 
 def only_real(
@@ -64,7 +69,9 @@ def only_real(
     return values, sample_weight, mask
 
 
-def _weights(share: Share, sample_weight: Any) -> tf.Tensor:
+def _weights(share: Share, sample_weight: Any, dtype: Any = tf.float32) -> tf.Tensor:
+    if sample_weight is None:
+        return tf.cast(share.real, dtype)
     weights = keras.ops.convert_to_tensor(sample_weight)
     return weights * tf.cast(real_like(share, weights), weights.dtype)
 
@@ -76,13 +83,31 @@ def _replica_update_list(metrics: Any, y_true: Any, y_pred: Any, sample_weight: 
     for metric in metrics.metrics:
         if not type(metric).__module__.startswith("keras."):
             raise CannotFill(f"the metric {metric.name!r} may count every row it is given")
-    if sample_weight is None:
-        # Without weights Keras's metrics take no notice of a mask; with some they would.
-        y_pred = tf.nest.map_structure(tf.identity, y_pred)
-        sample_weight = tf.cast(share.real, tf.float32)
-    else:
-        sample_weight = _weights(share, sample_weight)
-    return _update_list(metrics, y_true, y_pred, sample_weight)
+        if isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum)):
+            metric.update_state(y_true, y_pred, sample_weight)  # ends in `entry`
+        else:
+            weights = _weights(share, sample_weight, dtype=metric.dtype)
+            metric.update_state(y_true, y_pred, weights)
+    return None
+
+
+def entry(share: Share, values: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """What one replica made of its rows, and the weight with which `Mean` and `Sum` take it.
+
+    Keras's steps give a loss with the rows of the batch: as a tensor where it
+    counts them, as an int where it asks for a static shape. The batch of one
+    device has no static shape when the last is short, so one number for it is
+    one entry, and a replica's number is its part of that.
+    """
+    values = keras.ops.convert_to_tensor(values)
+    is_number = values.shape.rank == 0
+    if sample_weight is None or isinstance(sample_weight, int):
+        return values, share.weight if is_number else _weights(share, None)
+    if tf.convert_to_tensor(sample_weight).shape.rank == 0:
+        if not is_number:
+            values *= growth(share, values.dtype)  # a mean over all rows will be taken
+        return values, real_rows(share, tf.float32)
+    return values, _weights(share, sample_weight)
 
 
 def _replica_moments(layer: Any, inputs: tf.Tensor, mask: Any) -> Any:

@@ -54,12 +54,12 @@ class Share:
     update serves all.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. `real` says which of the rows count, shape [rows], where some only fill
-    up the batch, and is None elsewhere. The other fields change while the step is traced: `assigned`
-    collects the Keras variables that the step writes by itself (not through
-    an optimizer) by id, `not_sums` those of metrics that it writes something
-    else to than a sum, `weighted` says that the loss carries the weight,
-    `reduced` that gradients already crossed replicas. `taken` collects what an
-    optimizer is asked to apply, instead of applying it, unless it is None;
+    up the batch, and is None elsewhere.
+    The other fields change while the step is traced: `assigned` collects the
+    Keras variables that the step writes by itself (not through an optimizer) by
+    id, `not_sums` those of metrics that it writes something else to than a sum,
+    `weighted` says that the loss carries the weight, `reduced` that gradients
+    already crossed replicas. `taken` collects what an optimizer is asked to apply, instead of applying it, unless it is None;
     `compiled` says that the optimizer's update is compiled.
     """
 

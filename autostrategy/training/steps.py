@@ -65,6 +65,15 @@ class Layout:
         """Whether one replica does all the work, so that nothing needs a share."""
         return self.replicas == 1
 
+    @property
+    def compilable_alone(self) -> bool:
+        """Whether the step of one replica may be a function: these would exchange in each write."""
+        exchanging = (
+            tf.distribute.MirroredStrategy,
+            tf.distribute.experimental.CentralStorageStrategy,
+        )
+        return not isinstance(self.strategy, exchanging)
+
 
 def step_of(
     model: keras.Model, layout: Layout, own_of: dict[int, Own], *, training: bool
@@ -83,7 +92,7 @@ def step_of(
 
     if layout.single:
         wanted = model.jit_compile if layout.compiled is None else layout.compiled
-        compiled = wanted and not model.run_eagerly
+        compiled = wanted and not model.run_eagerly and layout.compilable_alone
         run = tf.function(step, jit_compile=True, reduce_retracing=True) if compiled else step
 
         def single(batch: Any) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def step_of(
 
     ids = [id(variable) for variable in keras_internals.metric_variables_of(model)]
 
-    def run(share: shares.Share, batch: Any) -> Any:
+    def run_on(share: shares.Share, batch: Any) -> Any:
         if layout.runner is None:
             return step(batch)
         return layout.runner(model, share, lambda: step(batch))
@@ -118,7 +127,7 @@ def step_of(
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
             with shares.unread_results(not own):
-                logs = run(share, without_optionals(batch))
+                logs = run_on(share, without_optionals(batch))
             logs = shares.weighted_sum(dict(logs), share) if own and logs else {}
             _average(layout, share)
             return logs
@@ -229,8 +238,10 @@ def end(
 
 
 def _replica() -> int:
+    """The number of the replica that is traced; -1 on a TPU, where all are traced as one."""
     context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    replica = tf.get_static_value(context.replica_id_in_sync_group)
+    return -1 if replica is None else int(replica)
 
 
 def _first_value(variable: Any, layout: Layout) -> tf.Tensor:

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from autostrategy import device_selection
 from autostrategy.errors import TrainingError
+from autostrategy.planner import Plan, StrategyKind
 from autostrategy.training import (
     data,
     keras_internals,
@@ -27,15 +29,38 @@ from autostrategy.training.static_shapes import StaticShapes
 from autostrategy.training.steps import Layout
 
 
+def require_allowed(model: keras.Model, made: data.Batches, plan: Plan) -> None:
+    """Check, before the model is built, that XLA can take the batches at all.
+
+    Raises:
+        TrainingError: naming what is not allowed under the plan.
+    """
+    if plan.kind is not StrategyKind.TPU:
+        return
+    if model.run_eagerly:
+        raise TrainingError(
+            "The step must not run as Python under TPU rules. Received: run_eagerly=True. "
+            "Compile the model with run_eagerly=False."
+        )
+    static_shapes.require_dense(made.spec)
+
+
 def laid_out(
-    model: keras.Model, layout: Layout, made: data.Batches, *, training: bool, predicting: bool
+    model: keras.Model,
+    layout: Layout,
+    made: data.Batches,
+    plan: Plan,
+    *,
+    training: bool,
+    predicting: bool,
 ) -> Layout:
-    """The layout for these batches, with shapes that do not change.
+    """The layout for these batches, with shapes that do not change; as it is under other plans.
 
     Args:
         model: built, its state in the layout's strategy.
         layout: the replicas.
         made: the batches.
+        plan: of the training.
         training: whether the step trains; one that tests may get batches that
             are no multiple of the replicas, since nothing depends on it.
         predicting: whether the step predicts.
@@ -43,12 +68,12 @@ def laid_out(
     Raises:
         TrainingError: data or model cannot have static shapes.
     """
-    if model.run_eagerly:
-        raise TrainingError(
-            "The step must not run as Python under TPU rules. Received: run_eagerly=True. "
-            "Compile the model with run_eagerly=False."
-        )
-    static_shapes.require_dense(made.spec)
+    if plan.kind is not StrategyKind.TPU:
+        return layout
+    # A TPU compiles whatever runs on it; a CPU that rehearses one must be told to.
+    rehearsed = device_selection.are_cpus(plan.devices)
+    compiled = rehearsed and all(layer.supports_jit for layer in keras_internals.layers_of(model))
+    layout = dataclasses.replace(layout, compiled=compiled)
     size = made.batch_size or made.first
     if size is None:
         raise TrainingError(
@@ -105,7 +130,9 @@ def reason_against_filling(
     raise AssertionError("a step that is tried does not end")
 
 
-class _Tried(Exception):  # noqa: N818  (it is no error: it ends the trial)
+class _Tried(Exception):
+    """Ends a trial, with why rows cannot fill up a batch, or None when they can."""
+
     def __init__(self, reason: str | None) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -136,5 +163,3 @@ def _trace_of_rows(model: keras.Model, share: shares.Share) -> str | None:
         if state and variable.value.dtype.is_floating:
             return f"{variable.path} is written to in the step"
     return None
-
-

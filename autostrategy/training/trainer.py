@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autostrategy import builder, device_selection, plan_text
+from autostrategy import builder, plan_text
 from autostrategy.errors import TrainingError
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.report import Report
@@ -321,6 +321,7 @@ class Trainer:
         predicting: bool = False,
     ) -> Feed:
         """Build the model for these batches, move it into the strategy, lay the data out."""
+        tpu_rules.require_allowed(self.model, made, self.plan)
         keras_internals.build(self.model, made.spec, predicting=predicting)
         relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
         layout = dataclasses.replace(
@@ -331,22 +332,14 @@ class Trainer:
             own_state=keras_internals.written_in_steps(self.model) if self._layout.central else (),
             runner=self._compiled_steps.runner(self.model),
         )
-        if self.plan.kind is StrategyKind.TPU:
-            layout = tpu_rules.laid_out(
-                self.model, layout, made, training=training, predicting=predicting
-            )
+        layout = tpu_rules.laid_out(
+            self.model, layout, made, self.plan, training=training, predicting=predicting
+        )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
-        key = (
-            *keras_internals.compiled_state(self.model),
-            training,
-            to_end,
-            one_step,
-            layout.scarce,
-            layout.shapes,
-            layout.runner,
-        )
+        key: tuple[Any, ...] = (*keras_internals.compiled_state(self.model), training, to_end)
+        key += (one_step, layout.scarce, layout.shapes, layout.runner)
         if key not in self._loops:
             self._loops[key] = loops.make_loop(
                 self.model, layout, training=training, to_end=to_end, one_step=one_step
@@ -401,8 +394,4 @@ def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
         local=local,
         first=rank * local,
         central=plan.kind is StrategyKind.CENTRAL_STORAGE,
-        # A TPU compiles by itself; a rehearsal of one on CPUs must be told to.
-        compiled=device_selection.are_cpus(plan.devices)
-        if plan.kind is StrategyKind.TPU
-        else None,
     )
