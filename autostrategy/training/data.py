@@ -249,7 +249,7 @@ def may_be_scarce(given: Batches, replicas: int) -> bool:
 def may_be_short(given: Batches, full: int) -> bool:
     """Whether a batch may have fewer rows than `full`."""
     if given.rows is not None:
-        return given.rows % full != 0
+        return given.batch_size != full or given.rows % full != 0
     return _static_rows(given.spec) != full
 
 

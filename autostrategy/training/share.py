@@ -59,8 +59,9 @@ class Share:
     Keras variables that the step writes by itself (not through an optimizer) by
     id, `not_sums` those of metrics that it writes something else to than a sum,
     `weighted` says that the loss carries the weight, `reduced` that gradients
-    already crossed replicas. `taken` collects what an optimizer is asked to apply, instead of applying it, unless it is None;
-    `compiled` says that the optimizer's update is compiled.
+    already crossed replicas. `taken` collects what an optimizer is asked to
+    apply, instead of applying it, unless it is None; `compiled` says that the
+    optimizer's update is compiled.
     """
 
     rows: tf.Tensor

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from runs import assert_equal, dataset, dense, fit, train
+from runs import assert_equal, dataset, dense, fit, random, train
 from test_same_numbers import CASES, TOKENS, X, Y, net, of
 
 import autostrategy
@@ -233,6 +233,18 @@ def test_validation_and_prediction_need_no_multiple_of_the_replicas():
     )
 
 
+def test_batches_of_an_evaluation_that_fill_no_part_are_still_counted_once():
+    """24 rows in batches of 6, on 4 replicas that hold 2 each."""
+    x, y = random(24, 3), random(24, 1, seed=1)
+    history = fit(net(metrics=["mae"]), x, y, replicas=4, strategy="tpu", batch_size=8)
+    trainer = autostrategy.Trainer(history.model, history.plan)
+
+    evaluated = trainer.evaluate(x, y, batch_size=6, verbose=0)
+
+    assert evaluated == pytest.approx(history.model.evaluate(x, y, verbose=0), rel=1e-5)
+    assert trainer.predict(x, batch_size=6, verbose=0).shape == (24, 1)
+
+
 def test_the_plan_says_that_it_is_a_rehearsal():
     history = fit(net(), X, Y, replicas=2, strategy="tpu", batch_size=8)
 
@@ -279,13 +291,17 @@ def strings():
 
 class CallsPython(keras.layers.Layer):
     def call(self, x):
-        if x.shape[0] is None and not tf.is_tensor(x):
-            return x
         out = tf.numpy_function(lambda value: value, [x], tf.float32)
         return ops.reshape(out, (-1, 3))
 
     def compute_output_shape(self, shape):
         return shape
+
+
+class NotForXla(keras.layers.Layer):
+    def call(self, x):
+        square = tf.matmul(x, x, transpose_a=True)
+        return x + tf.stop_gradient(tf.linalg.sqrtm(square)[0])
 
 
 REFUSED = {
@@ -297,6 +313,11 @@ REFUSED = {
         of(lambda: [keras.Input((3,)), CallsPython(), dense(1, 1)]),
         lambda: dataset(X, Y, batch=8),
         r"must not call Python under TPU rules\. Received: a tf\.py_function",
+    ),
+    "an operation that XLA does not know": (
+        of(lambda: [keras.Input((3,)), NotForXla(), dense(1, 1)]),
+        lambda: dataset(X, Y, batch=8),
+        r"operations that XLA compiles\. Received: MatrixSquareRoot\. Move them",
     ),
     "run_eagerly": (
         net(run_eagerly=True),
