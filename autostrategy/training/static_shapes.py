@@ -94,10 +94,10 @@ def told() -> Iterator[None]:
                 f"{oversize[0]} Give the dataset batches of one size: dataset.batch(size)."
             ) from None
         if "unsupported operations when trying to compile" in text:
-            operations = re.findall(r"^(\w+): ", text, re.MULTILINE) or ["unknown"]
+            operations = dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text))
             raise TrainingError(
                 "The step must consist of operations that XLA compiles. Received: "
-                f"{', '.join(operations)}. Move them into the dataset, or compile the model with "
+                f"{', '.join(operations) or 'another one'}. Move them into the dataset, or compile the model with "
                 "jit_compile=False where the strategy allows it."
             ) from None
         raise
