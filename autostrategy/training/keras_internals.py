@@ -18,6 +18,9 @@ from keras.src.utils import python_utils
 
 from autostrategy import tensorflow_internals
 
+# Attribute of a compile config, which is a new one after each `compile`.
+_ASKED = "_autostrategy_jit_compile"
+
 
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Every optimizer that the model holds, inner ones too, each once."""
@@ -260,15 +263,21 @@ def compiled_state(model: keras.Model) -> tuple[int, ...]:
 
 
 def asks_for_xla(model: keras.Model) -> bool:
-    """Whether the user wrote jit_compile=True, rather than that Keras's "auto" came to it."""
-    return bool(model.jit_compile) and model._compile_config.config.get("jit_compile") is True
+    """Whether the user wrote jit_compile=True, rather than that Keras's "auto" came to it.
+
+    Keras keeps only what came of it. So where "auto" means yes (with a GPU), only what
+    `set_jit_compile` noted counts.
+    """
+    if not model.jit_compile:
+        return False
+    return hasattr(model._compile_config, _ASKED) or not model._resolve_auto_jit_compile()
 
 
 def set_jit_compile(model: keras.Model, value: bool) -> None:
-    """As if the model had been compiled with this `jit_compile`."""
+    """Compile the model's steps with XLA or not, until its next `compile`."""
     model.jit_compile = value
     if model.compiled:
-        model._compile_config.config["jit_compile"] = value
+        setattr(model._compile_config, _ASKED, True)
 
 
 def scope_of(optimizer: Any) -> Any:

@@ -97,8 +97,8 @@ def told() -> Iterator[None]:
             operations = dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text))
             raise TrainingError(
                 "The step must consist of operations that XLA compiles. Received: "
-                f"{', '.join(operations) or 'another one'}. Move them into the dataset, or compile the model with "
-                "jit_compile=False where the strategy allows it."
+                f"{', '.join(operations) or 'another one'}. Move them into the dataset, or compile "
+                "the model with jit_compile=False where the strategy allows it."
             ) from None
         raise
 

@@ -16,7 +16,7 @@ from test_same_numbers import CASES, TOKENS, X, Y, net, of
 
 import autostrategy
 from autostrategy import TrainingError
-from autostrategy.training import compiled_steps, static_shapes, tpu_rules
+from autostrategy.training import compiled_steps, keras_internals, static_shapes, tpu_rules
 
 SIZES = {2: 8, 4: 20}
 
@@ -154,15 +154,24 @@ def test_xla_on_several_replicas_gives_the_same_numbers(name, strategy, monkeypa
     assert_equal(ours, train(case.model, case.data, 1, **case.arguments), rtol=case.rtol)
 
 
-def test_xla_is_used_on_several_replicas_only_when_asked_for():
-    compiled = net()()
-    assert not compiled_steps.keras_internals.asks_for_xla(compiled)
+def test_xla_is_used_on_several_replicas_only_when_asked_for(monkeypatch):
+    model = net()()
+    assert not keras_internals.asks_for_xla(model)
 
-    compiled.jit_compile = True  # as Keras's "auto" would with a GPU
-    assert not compiled_steps.keras_internals.asks_for_xla(compiled)
+    model.compile("sgd", "mse", jit_compile=True)
+    assert keras_internals.asks_for_xla(model)
 
-    compiled.compile("sgd", "mse", jit_compile=True)
-    assert compiled_steps.keras_internals.asks_for_xla(compiled)
+    # With a GPU Keras's "auto" comes to it too.
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: True)
+    model.compile("sgd", "mse")
+    assert model.jit_compile
+    assert not keras_internals.asks_for_xla(model)
+
+    keras_internals.set_jit_compile(model, True)
+    assert keras_internals.asks_for_xla(model)
+
+    model.compile("sgd", "mse")
+    assert not keras_internals.asks_for_xla(model)
 
 
 @pytest.mark.parametrize(
