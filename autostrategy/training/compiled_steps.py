@@ -32,7 +32,7 @@ from autostrategy.training import share as shares
 from autostrategy.training.steps import Runner
 
 # With one replica there is nothing to cut, and their variables cannot be written to in a function.
-WITHOUT_XLA_ALONE = (StrategyKind.MIRRORED, StrategyKind.CENTRAL_STORAGE)
+_WITHOUT_XLA_ALONE = (StrategyKind.MIRRORED, StrategyKind.CENTRAL_STORAGE)
 
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -58,7 +58,7 @@ class CompiledSteps:
         As in Keras, jit_compile="auto" means no XLA where there are several replicas.
         """
         wanted = self._strict if self._tpu else keras_internals.asks_for_xla(model)
-        if wanted and not self._several and self._kind in WITHOUT_XLA_ALONE:
+        if wanted and not self._several and self._kind in _WITHOUT_XLA_ALONE:
             self._reason = f"{self._kind.value} with one replica; one_device compiles"
         return self if wanted and self._several and not model.run_eagerly else None
 

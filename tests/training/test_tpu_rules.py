@@ -46,7 +46,6 @@ CHOSEN = {
     "scalar losses with sample weights": (2, WHOLE, UNCOMPILED),
     "add_loss": (2, WHOLE),
     "regularizers": (4,),
-    "activity regularizer": (2, WHOLE),
     "class weights": (4,),
     "several outputs": (2,),
     "accumulation and ema": (4,),
