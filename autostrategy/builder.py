@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autostrategy import parameter_servers, rendezvous, tensorflow_internals
+from autostrategy import device_selection, parameter_servers, rendezvous, tensorflow_internals
 from autostrategy.errors import LaunchError, PlanError
 from autostrategy.planner import Plan, StrategyKind
 
@@ -231,6 +231,9 @@ def connect_tpu() -> Any:
 
 
 def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
+    if device_selection.are_cpus(plan.devices):
+        # A rehearsal of the TPU rules.
+        return (_mirrored if len(plan.devices) > 1 else _one_device)(plan, start_timeout)
     timeout = start_timeout_or(start_timeout)
     resolver = rendezvous.within(
         connect_tpu,

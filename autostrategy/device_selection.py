@@ -118,6 +118,11 @@ def virtual_cpus(names: Iterable[str]) -> int:
     return highest + 1 if highest else 0
 
 
+def are_cpus(names: Iterable[str]) -> bool:
+    """Whether all devices are (virtual) CPU devices."""
+    return all(name.startswith("CPU:") for name in names)
+
+
 def _is_usable_gpu(device: Device) -> bool:
     return device.kind == "gpu" and device.visible_index is not None and device.mig != "parent"
 

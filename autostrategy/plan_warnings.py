@@ -20,6 +20,11 @@ def warnings(
         )
     elif cpus and len(devices) > 1:
         found.append("CPU:0 is among the devices, and every step waits for the slowest")
+    if kind is StrategyKind.TPU and cpus:
+        found.append(
+            "no TPU computes: the step is compiled with XLA and keeps to static shapes, as a TPU "
+            "asks, on CPU devices"
+        )
     if kind is StrategyKind.MULTI_WORKER_MIRRORED:
         found.append(
             f"every worker is assumed to use as many devices as this one, {len(devices)}; "

@@ -103,7 +103,8 @@ def plan(facts: Facts, workload: Workload | None = None, **wishes: Any) -> Plan:
     refusals = {kind: rule(facts, workload) for kind, rule in RULES}
     kind = _kind(workload, refusals)
     cluster = facts.cluster
-    workers = cluster.world_size if cluster and kind in _CLUSTER_KINDS else 1
+    rehearsed = kind is StrategyKind.TPU and device_selection.are_cpus(devices)
+    workers = cluster.world_size if cluster and kind in _CLUSTER_KINDS and not rehearsed else 1
     if kind is StrategyKind.PARAMETER_SERVER and cluster and cluster.task_type != "worker":
         devices, remarks = ("CPU:0",), ()
     asynchronous = kind is StrategyKind.PARAMETER_SERVER
@@ -194,6 +195,10 @@ def _multi_worker_mirrored(facts: Facts, workload: Workload) -> str | None:
 
 
 def _tpu(facts: Facts, workload: Workload) -> str | None:
+    devices, _ = _devices(facts, workload)
+    asked_for_cpus = workload.devices is not None and device_selection.are_cpus(devices)
+    if asked_for_cpus and workload.strategy == StrategyKind.TPU.value:
+        return _refuse_cluster(facts)  # a rehearsal of its rules
     cores = [name for name in device_selection.by_name(facts) if name.startswith("TPU")]
     if not cores and facts.tpu and workload.strategy != StrategyKind.TPU.value:
         return f"is used only when asked for, since {facts.tpu.address} is not in this host"
@@ -203,7 +208,6 @@ def _tpu(facts: Facts, workload: Workload) -> str | None:
     cluster = _training_cluster(facts)
     if cluster and cluster.addresses("ps"):
         return "makes all cores step together; the ps tasks are for workers that do not"
-    devices, _ = _devices(facts, workload)
     if set(devices) != set(cores):
         return f"uses all {len(cores)} TPU devices; asked for {', '.join(devices)}"
     return None
@@ -273,7 +277,10 @@ _WAYS_OUT = {
         '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
         '"task": {"type": "worker", "index": 0}}'
     ),
-    StrategyKind.TPU: "Start the program on a TPU host, with all of its TPU devices",
+    StrategyKind.TPU: (
+        "Start the program on a TPU host, with all of its TPU devices; or rehearse its rules on a "
+        "host of its own with devices=['CPU:0', 'CPU:1']"
+    ),
 }
 
 
@@ -364,6 +371,8 @@ def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[st
         return f"{asked}{cluster.world_size} workers that step together, each on {names}"
     if cluster and cluster.task_type == "evaluator":
         return f"{asked}this task is the evaluator: not in cluster, so it works alone on {names}"
+    if kind is StrategyKind.TPU and device_selection.are_cpus(devices):
+        return f"{asked}a rehearsal of the TPU rules, XLA and static shapes, on {names}; no TPU"
     if kind is not StrategyKind.ONE_DEVICE:
         return f"{asked}a replica on each of {names}"
     gpus = [name for name in device_selection.by_name(facts) if name.startswith("GPU")]

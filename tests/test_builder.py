@@ -171,6 +171,13 @@ def test_the_start_timeout_comes_from_the_call_then_the_environment_then_a_minut
     assert builder.start_timeout_or(7.0) == 7.0
 
 
+def test_a_rehearsal_of_a_tpu_is_the_mirrored_strategy_of_its_cpus(four_cpus):
+    rehearsed = builder.build(plan("tpu", "CPU:0", "CPU:1", virtual_cpus=2))
+
+    assert rehearsed is builder.build(plan("mirrored", "CPU:0", "CPU:1", virtual_cpus=2))
+    assert builder.build(plan("tpu", "CPU:0")) is tf.distribute.get_strategy()
+
+
 def test_a_tpu_is_connected_through_the_seam(monkeypatch):
     resolver, strategy = object(), object()
     monkeypatch.setattr(builder, "connect_tpu", lambda: resolver)

@@ -330,6 +330,16 @@ def test_a_tpu_that_is_only_named_is_used_only_when_asked_for(accelerator_type, 
     assert plan(found, strategy="tpu").replicas == cores
 
 
+@pytest.mark.parametrize("found", [facts(), facts(gpu(0)), facts(tpu(0), tpu(1))])
+def test_tpu_rules_are_rehearsed_on_cpus_that_are_named(found):
+    made = plan(found, strategy="tpu", devices=["CPU:0", "CPU:1"])
+
+    assert (made.kind.value, made.devices, made.virtual_cpus) == ("tpu", ("CPU:0", "CPU:1"), 2)
+    assert (made.replicas, made.workers) == (2, 1)
+    assert "a rehearsal of the TPU rules, XLA and static shapes" in reason(made, "tpu")
+    assert any("no TPU computes" in text for text in made.warnings)
+
+
 def test_a_part_of_a_tpu_slice_is_said():
     found = facts(tpu(0), tpu=TpuSlice(address="local", hosts=("a", "b"), host_index=0))
 
@@ -405,6 +415,11 @@ def test_a_wish_that_can_be_met_is_met(found, wishes, kind):
             r"this one is the evaluator",
         ),
         (facts(), {"strategy": "tpu"}, r"needs TPU devices; found none\. Start the program on"),
+        (
+            facts(cluster=cluster(**TWO_WORKERS)),
+            {"strategy": "tpu", "devices": ["CPU:0", "CPU:1"]},
+            r"would train a copy of its own in each task of the cluster",
+        ),
         (
             facts(tpu(0), cluster=cluster(task_type="chief", **SERVERS)),
             {"strategy": "tpu"},

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autostrategy.errors import PlanError, TrainingError
 from autostrategy.planner import Plan
-from autostrategy.training.steps import Layout
+from autostrategy.training.layouts import Layout
 
 _MOST_CHARACTERS = 8192
 UNEQUAL = (

@@ -11,55 +11,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from autostrategy import tensorflow_internals
 from autostrategy.errors import TrainingError
-from autostrategy.training import copying, keras_data
-from autostrategy.training.steps import Layout
-
-# Arrays up to this size are sent to each worker of parameter servers: a message
-# of TensorFlow's servers ends at 2 GiB.
-_RESIDENT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batches:
-    """Global batches, before they are shared out.
-
-    Attributes:
-        dataset: of whatever `grab` takes; for arrays these are row numbers
-            and the dataset runs on over all epochs, in a new order each.
-        grab: from (a part of) an element to the rows themselves; None when
-            elements are the rows.
-        arrays: what `grab` takes rows from, None when elements are the rows.
-        spec: `tf.TypeSpec` structure of one global batch.
-        batch_size: rows of a full batch, None when the data does not tell.
-        rows: examples in one pass, None when unknown.
-        passes: "endless" when `dataset` runs on over epochs, "again" when
-            each pass makes a new iterator, "once" for a Python generator.
-        shards: for parameter servers, what each worker reads by itself; None
-            when the chief draws.
-        steps: function that gives the batches in one pass, None when unknown.
-        on_epoch_begin, on_epoch_end: hooks of the user's data.
-    """
-
-    dataset: tf.data.Dataset
-    grab: Callable[[Any], Any] | None
-    arrays: Any
-    spec: Any
-    batch_size: int | None
-    rows: int | None
-    passes: str
-    shards: tuple[tf.data.Dataset, ...] | None = None
-    steps: Callable[[], int | None]
-    on_epoch_begin: Callable[[], None]
-    on_epoch_end: Callable[[], None]
+from autostrategy.training import copying, dataset_graph, keras_data
+from autostrategy.training.batches import Batches, rows_of, static_rows
+from autostrategy.training.layouts import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +134,22 @@ def from_input_function(x: Any, context: tf.distribute.InputContext) -> tf.data.
     )
 
 
+def read(x: Any, layout: Layout, *, seed: int) -> Any:
+    """What all replicas share out of `x`: functions called, orders agreed on.
+
+    Args:
+        x: what was given to `fit`.
+        layout: the replicas.
+        seed: for shuffles of a dataset without one, so that all workers draw
+            the same order.
+    """
+    if is_input_function(x):
+        x = from_input_function(x, tf.distribute.InputContext(1, 0, layout.replicas))
+    if not layout.has_peers or not isinstance(x, tf.data.Dataset):
+        return x
+    return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
+
+
 def batches(
     given: Source, *, growth: int = 1, shuffle: Any = False, seed: int = 0, first_epoch: int = 0
 ) -> Batches:
@@ -230,6 +207,7 @@ def _of_arrays(given: Source, *, growth: int, shuffle: Any, seed: int, first_epo
         arrays=arrays,
         spec=indices.map(tf.autograph.experimental.do_not_convert(grab)).element_spec,
         batch_size=size,
+        first=min(size, rows),
         rows=rows,
         passes="endless",
         steps=lambda: steps,
@@ -241,7 +219,7 @@ def _of_arrays(given: Source, *, growth: int, shuffle: Any, seed: int, first_epo
 def _of_dataset(given: Source, *, growth: int) -> Batches:
     adapter = given.adapter
     dataset = adapter.get_tf_dataset()
-    size = _static_rows(dataset.element_spec)
+    size = static_rows(dataset.element_spec)
     if growth > 1:
         assert given.batch_size is not None
         size = given.batch_size * growth
@@ -257,6 +235,7 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
         arrays=None,
         spec=dataset.element_spec,
         batch_size=size,
+        first=None if given.batch_size is None else given.batch_size * growth,
         rows=None,
         passes="once" if keras_data.is_generator(adapter) else "again",
         shards=None
@@ -268,150 +247,6 @@ def _of_dataset(given: Source, *, growth: int) -> Batches:
     )
 
 
-def for_replicas(given: Batches, layout: Layout) -> tf.data.Dataset:
-    """What the replicas of this process get at each step.
-
-    With one replica an element is a global batch. Else it is a tuple with one
-    (batch, extent) for each local replica, where `extent` has the scalars of
-    `share.Share`: rows, start, weight, fraction, counted.
-    """
-    grab = given.grab or (lambda element: element)
-    unpacked = isinstance(given.dataset.element_spec, tuple)
-
-    @tf.autograph.experimental.do_not_convert
-    def share_out(*arguments: Any) -> Any:
-        element = arguments if unpacked else arguments[0]
-        if layout.single:
-            return grab(element)
-        rows = rows_of(element)
-        return tuple(
-            _part(element, grab, rows, replica, layout.replicas)
-            for replica in range(layout.first, layout.first + layout.local)
-        )
-
-    dataset = given.dataset
-    if not layout.single or given.grab is not None:
-        dataset = dataset.map(share_out)
-    return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-def for_workers(given: Batches) -> tuple[tf.data.Dataset, Callable[[Any, Any], Any], Any]:
-    """What the chief of parameter servers draws, and what each worker makes of it.
-
-    Arrays that fit are sent to each worker once, and the chief sends it row
-    numbers only; of all else it sends the rows.
-
-    Returns:
-        Elements for the chief to send; a function from such an element and the
-        arrays of the worker to a batch; the arrays, None without.
-    """
-    if given.arrays is not None and keras_data.are_dense(given.arrays):
-        leaves = [leaf for leaf in tf.nest.flatten(given.arrays) if leaf is not None]
-        if sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves) <= _RESIDENT_BYTES:
-            return given.dataset.prefetch(tf.data.AUTOTUNE), keras_data.rows_at, given.arrays
-    dataset = given.dataset
-    if given.grab is not None:
-        dataset = dataset.map(tf.autograph.experimental.do_not_convert(given.grab))
-    return dataset.prefetch(tf.data.AUTOTUNE), lambda element, arrays: element, None
-
-
-def part(spec: Any, packed: Any, start: Any, size: Any, index: Any) -> Any:
-    """One element of several that were joined: rows `start` to `start + size` of each leaf.
-
-    Args:
-        spec: `tf.TypeSpec` structure of an element.
-        packed: elements one after another; scalars are stacked.
-        start, size: scalar int32 tensors.
-        index: number of the element among those joined.
-    """
-
-    def one(leaf_spec: Any, leaf: Any) -> Any:
-        if isinstance(leaf_spec, (tf.OptionalSpec, tensorflow_internals.NoneTensorSpec)):
-            return leaf
-        if leaf_spec.shape.rank == 0:
-            return leaf[index]
-        rows = _slice(leaf, start, size)
-        if isinstance(rows, tf.Tensor):
-            rows.set_shape(leaf_spec.shape)
-        return rows
-
-    return tf.nest.map_structure(one, spec, packed)
-
-
-def may_be_scarce(given: Batches, replicas: int) -> bool:
-    """Whether a batch may have fewer rows than there are replicas."""
-    if given.rows is not None and given.batch_size is not None:
-        last = given.rows % given.batch_size or given.batch_size
-        return min(last, given.batch_size) < replicas
-    static = _static_rows(given.spec)
-    return static is None or static < replicas
-
-
-def _part(
-    element: Any, grab: Callable[[Any], Any], rows: Any, replica: int, replicas: int
-) -> tuple[Any, dict[str, tf.Tensor]]:
-    """Rows of one replica: equal shares, the first ones a row larger where it does not divide."""
-    if isinstance(rows, int):
-        least, more = divmod(rows, replicas)
-        start = replica * least + min(replica, more)
-        size = least + (replica < more)
-        scarce: Any = rows < replicas
-        if scarce:
-            start, size = 0, rows
-    else:
-        least, more = rows // replicas, rows % replicas
-        scarce = rows < replicas
-        start = tf.where(scarce, 0, replica * least + tf.minimum(replica, more))
-        size = tf.where(scarce, rows, least + tf.cast(replica < more, rows.dtype))
-    batch = grab(tf.nest.map_structure(lambda leaf: _slice(leaf, start, size), element))
-    fraction = tf.cast(size, tf.float64) / tf.cast(rows, tf.float64)
-    return batch, {
-        "rows": tf.cast(rows, tf.int32),
-        "start": tf.cast(start, tf.int32),
-        "weight": tf.where(scarce, tf.constant(float(replica == 0), tf.float64), fraction),
-        "fraction": fraction,
-        "counted": tf.logical_or(replica == 0, tf.logical_not(scarce)),
-    }
-
-
-def _slice(leaf: Any, start: Any, size: Any) -> Any:
-    if isinstance(leaf, tf.SparseTensor):
-        shape = leaf.shape
-        zeros = tf.zeros([len(shape) - 1], tf.int64)
-        begin = tf.concat([[tf.cast(start, tf.int64)], zeros], 0)
-        extent = tf.concat([[tf.cast(size, tf.int64)], leaf.dense_shape[1:]], 0)
-        part = tf.sparse.slice(leaf, begin, extent)
-        part.set_shape([size if isinstance(size, int) else None, *shape[1:]])
-        return part
-    if isinstance(leaf, tf.RaggedTensor) or (tf.is_tensor(leaf) and leaf.shape.rank != 0):
-        return leaf[start : start + size]
-    return leaf
-
-
-def rows_of(element: Any) -> Any:
-    """Rows of a batch: an int where the shape says it, else a scalar int32 tensor."""
-    leaf = next(leaf for leaf in tf.nest.flatten(element) if _has_rows(leaf))
-    if leaf.shape[0] is not None:
-        return int(leaf.shape[0])
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int32)
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.cast(leaf.dense_shape[0], tf.int32)
-    return tf.shape(leaf)[0]
-
-
-def _has_rows(leaf: Any) -> bool:
-    return not isinstance(leaf, tf.experimental.Optional) and leaf.shape.rank != 0
-
-
-def _static_rows(spec: Any) -> int | None:
-    for leaf in tf.nest.flatten(spec):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and shape.rank:
-            return None if shape[0] is None else int(shape[0])
-    return None
-
-
 def _batch_size_of(adapter: Any) -> int | None:
     """Rows of the first batch, without drawing one from data that cannot start again."""
     first = keras_data.first_batch(adapter)
@@ -419,7 +254,7 @@ def _batch_size_of(adapter: Any) -> int | None:
         leaf = next(leaf for leaf in keras.tree.flatten(first) if leaf is not None)
         return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else None
     dataset = adapter.get_tf_dataset()
-    static = _static_rows(dataset.element_spec)
+    static = static_rows(dataset.element_spec)
     if static is not None:
         return static
     for element in dataset.take(1):

@@ -10,8 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training.data import Batches, for_replicas
-from autostrategy.training.steps import Layout
+from autostrategy.training.batches import Batches
+from autostrategy.training.layouts import Layout
+from autostrategy.training.sharing_out import for_replicas
 
 
 class Feed:
@@ -21,7 +22,7 @@ class Feed:
     does. Follows keras/src/trainers/epoch_iterator.py, with two differences: a
     generator is never started again (Keras would repeat its first batches),
     and arrays run on from epoch to epoch without a pause. `dataset` stands in
-    for `data.for_replicas`.
+    for `sharing_out.for_replicas`.
     """
 
     def __init__(

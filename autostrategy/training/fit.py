@@ -13,8 +13,14 @@ from autostrategy.facts import Facts
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.planner import plan as make_plan
 from autostrategy.prober import probe
-from autostrategy.training import dataset_graph, evaluator, model_checks, relocation
-from autostrategy.training.trainer import Trainer, require_trainable_kind
+from autostrategy.training import (
+    dataset_graph,
+    evaluator,
+    keras_internals,
+    model_checks,
+    relocation,
+)
+from autostrategy.training.trainer import Trainer
 
 
 def fit(
@@ -52,8 +58,8 @@ def fit(
             dataset of batches: under parameter servers one for each worker,
             else one of global batches.
         strategy: "auto", the name of a kind ("one_device", "mirrored",
-            "multi_worker_mirrored", "central_storage", "parameter_server"), or a
-            `Plan`.
+            "multi_worker_mirrored", "central_storage", "parameter_server", "tpu"), or
+            a `Plan`.
         devices: how many devices, or their names ("GPU:0", "CPU:1").
         batch_size: rows of a batch as written for one device.
         batch_scaling: "auto", "linear", "sqrt" grow batch and learning rate
@@ -90,7 +96,6 @@ def fit(
             batch_scaling=batch_scaling,
             epochs=fit_arguments.get("epochs", 1),
         )
-    require_trainable_kind(chosen)
     served = chosen.kind is StrategyKind.PARAMETER_SERVER
     if served and chosen.cluster is not None and not chosen.cluster.is_chief:
         builder.build(chosen)  # serves the chief, and ends this process
@@ -105,7 +110,7 @@ def fit(
                 metrics=metrics,
             )
         if jit_compile != "auto":
-            made.jit_compile = jit_compile
+            keras_internals.set_jit_compile(made, bool(jit_compile))
         return made
 
     trainer = Trainer(

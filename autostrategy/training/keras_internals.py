@@ -18,6 +18,9 @@ from keras.src.utils import python_utils
 
 from autostrategy import tensorflow_internals
 
+# Attribute of a compile config, which is a new one after each `compile`.
+_ASKED = "_autostrategy_jit_compile"
+
 
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Every optimizer that the model holds, inner ones too, each once."""
@@ -174,6 +177,12 @@ def accumulating(model: keras.Model) -> list[Any]:
     ]
 
 
+def accumulated_steps(model: keras.Model) -> int:
+    """Steps that accumulating optimizers have done, updates or not; 0 without any."""
+    counters = [each._iterations for each in accumulating(model)]
+    return max((int(each._value.numpy()) for each in counters), default=0)
+
+
 def accumulators_of(optimizer: Any) -> tuple[Any, list[Any]]:
     """The counter of steps of an accumulating optimizer, and the gradients of a round so far."""
     return optimizer._iterations, list(optimizer._accumulated_gradients)
@@ -295,6 +304,24 @@ def constant_learning_rate(optimizer: Any) -> float | None:
 def compiled_state(model: keras.Model) -> tuple[int, ...]:
     """Changes whenever `compile` is called, so that a traced step is not used beyond it."""
     return (id(model._compile_config), id(model.optimizer))
+
+
+def asks_for_xla(model: keras.Model) -> bool:
+    """Whether the user wrote jit_compile=True, rather than that Keras's "auto" came to it.
+
+    Keras keeps only what came of it. So where "auto" means yes (with a GPU), only what
+    `set_jit_compile` noted counts.
+    """
+    if not model.jit_compile:
+        return False
+    return hasattr(model._compile_config, _ASKED) or not model._resolve_auto_jit_compile()
+
+
+def set_jit_compile(model: keras.Model, value: bool) -> None:
+    """Compile the model's steps with XLA or not, until its next `compile`."""
+    model.jit_compile = value
+    if model.compiled:
+        setattr(model._compile_config, _ASKED, True)
 
 
 def scope_of(optimizer: Any) -> Any:

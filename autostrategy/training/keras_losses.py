@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
+from autostrategy.training import padding
 from autostrategy.training import share as shares
 
 _call_loss = loss_module.Loss.__call__
@@ -67,6 +68,10 @@ def _replica_reduce(
     values = keras.ops.convert_to_tensor(values, dtype=dtype)
     if values.shape.rank == 0 and share.loss_arguments is not None:
         return shares.scalar_loss(share, values, sample_weight, reduction)
+    if share.real is not None:
+        values, sample_weight, mask = padding.only_real(
+            share, values, sample_weight, mask, reduction
+        )
     loss = _reduce(values, sample_weight, mask, reduction, dtype)
     if reduction in ("sum", "none", None):
         return shares.divide_by_fraction(share, loss)
@@ -86,7 +91,9 @@ def _replica_update_entry(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         share = shares.crossing()
-        if share is not None and sample_weight is None:
+        if share is not None and share.real is not None:
+            values, sample_weight = padding.entry(share, values, sample_weight)
+        elif share is not None and sample_weight is None:
             values = keras.ops.convert_to_tensor(values)
             if values.shape.rank == 0:
                 sample_weight = share.fraction
@@ -102,11 +109,11 @@ def _replica_update_wrapped(
     metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
     share = shares.crossing()
-    if share is None or sample_weight is not None:
+    if share is None or (sample_weight is not None and share.real is None):
         return _update_wrapped(metric, y_true, y_pred, sample_weight)
     value = metric._fn(y_true, y_pred, **metric._fn_kwargs)
     if tf.convert_to_tensor(value).shape.rank != 0:
-        return _update_wrapped(metric, y_true, y_pred)
+        return _update_wrapped(metric, y_true, y_pred, sample_weight)
     # One number for the batch may be any function of it: as with losses, take
     # the global batch.
     y_true, y_pred = shares.gathered(share, y_true, y_pred)

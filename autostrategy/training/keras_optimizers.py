@@ -64,13 +64,29 @@ def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         share = shares.current()
         if share is None or share.reduced:
             return original(optimizer, grads, trainable_variables)
+        if share.taken is not None:
+            share.taken.append((optimizer, list(grads), trainable_variables))
+            return None
+        update = _compiled(original) if share.compiled else original
         if share.central:
-            return _apply_once(share, original, optimizer, list(grads), trainable_variables)
+            return _apply_once(share, update, optimizer, list(grads), trainable_variables)
         grads = list(grads) if share.asynchronous else _exchanged(share, list(grads))
         with _updating(share, optimizer):
-            return original(optimizer, grads, trainable_variables)
+            return update(optimizer, grads, trainable_variables)
 
     return apply
+
+
+def _compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's update, compiled with XLA."""
+
+    def update(optimizer: Any, grads: Any, variables: Any) -> None:
+        def body(gradients: Any) -> None:
+            original(optimizer, gradients, variables)
+
+        tf.function(body, jit_compile=True, autograph=False)(list(grads))
+
+    return update
 
 
 @contextlib.contextmanager

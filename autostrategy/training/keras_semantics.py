@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 
-from autostrategy.training import keras_losses, keras_optimizers, keras_variables
+from autostrategy.training import keras_losses, keras_optimizers, keras_variables, padding
 from autostrategy.training import share as shares
 
 _results = KerasTrainer.get_metrics_result
@@ -37,6 +37,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     *keras_variables.REPLACEMENTS,
     *keras_losses.REPLACEMENTS,
     *keras_optimizers.REPLACEMENTS,
+    *padding.REPLACEMENTS,
     (KerasTrainer, "get_metrics_result", _replica_results),
 )
 _ORIGINALS = tuple(vars(owner)[name] for owner, name, _ in _REPLACEMENTS)

@@ -39,6 +39,8 @@ def local_component(variable: Any) -> tf.Variable:
         return variable
     components = context.strategy.experimental_local_results(variable)
     replica = tf.get_static_value(context.replica_id_in_sync_group)
+    if replica is None:  # on a TPU, where all replicas are traced as one
+        return variable
     return components[replica % len(components)]
 
 

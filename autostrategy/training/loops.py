@@ -19,7 +19,7 @@ import tensorflow as tf
 from autostrategy.errors import TrainingError
 from autostrategy.training import agreement, keras_internals, keras_semantics, steps
 from autostrategy.training import share as shares
-from autostrategy.training.steps import Layout
+from autostrategy.training.layouts import Layout
 
 # (iterator, number of steps) -> steps done, logs
 Loop = Callable[[Any, int], tuple[int, dict[str, Any]]]
@@ -95,7 +95,7 @@ def on_replicas(layout: Layout, function: Callable[..., Any], *args: Any) -> Any
 def run_element(
     layout: Layout, step: Callable[..., Any], element: Any, *, totals: Any = None
 ) -> Any:
-    """`step` on every replica with its part of one element of `data.for_replicas`.
+    """`step` on every replica with its part of one element of `sharing_out.for_replicas`.
 
     `totals` is what `steps.begin` returned; predict steps take none.
     """

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import agreement, keras_internals
+from autostrategy.training import agreement, keras_internals, static_shapes
 from autostrategy.training import callbacks as callback_rules
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
@@ -233,7 +233,8 @@ def evaluate(
 
 def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
     try:
-        return run(iterator, size)
+        with static_shapes.told():
+            return run(iterator, size)
     except (tf.errors.OutOfRangeError, tf.errors.FailedPreconditionError) as error:
         counted = "expected to contain" in str(error)  # by tf.data.experimental.assert_cardinality
         if isinstance(error, tf.errors.FailedPreconditionError) and not counted:

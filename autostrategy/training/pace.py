@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autostrategy.training import agreement
-from autostrategy.training.steps import Layout
+from autostrategy.training.layouts import Layout
 
 # Long enough that launching a loop costs nothing beside it, short enough that
 # the progress bar moves and Ctrl-C is heard.

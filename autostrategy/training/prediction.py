@@ -11,17 +11,27 @@ import numpy as np
 import tensorflow as tf
 
 from autostrategy.errors import TrainingError
-from autostrategy.training import agreement, keras_semantics, loops, steps
+from autostrategy.training import (
+    agreement,
+    compiled_steps,
+    keras_semantics,
+    loops,
+    static_shapes,
+    steps,
+)
 from autostrategy.training import callbacks as callback_rules
 from autostrategy.training.feed import Feed
-from autostrategy.training.steps import Layout
+from autostrategy.training.layouts import Layout
 
 
 def make_predict(model: keras.Model, layout: Layout, *, workers: int) -> Callable[[Any], Any]:
-    """A function from one element of `data.for_replicas` to outputs for all its rows."""
+    """A function from one element of `sharing_out.for_replicas` to outputs for all its rows."""
     step = steps.predict_step_of(model)
+    if layout.compiled:
+        step = compiled_steps.whole(step)
     if workers > 1:
         step = _gathering(step)
+    filled = layout.shapes is not None and layout.shapes.filled
 
     def predict(element: Any) -> Any:
         with keras_semantics.replica_semantics():
@@ -29,11 +39,14 @@ def make_predict(model: keras.Model, layout: Layout, *, workers: int) -> Callabl
         if layout.strategy is None:
             return outputs
         rows = None if layout.single else element[0][1]["rows"]
+        # Of each replica's part as many rows as are real; the rest fills it up.
+        real = [tf.reduce_sum(tf.cast(each["real"], tf.int32)) for _, each in element if filled]
         first_only = workers > 1 or layout.single
         return tf.nest.map_structure(
             lambda output: _join(
                 layout.strategy.experimental_local_results(output)[: 1 if first_only else None],
                 rows,
+                real,
             ),
             outputs,
         )
@@ -55,7 +68,7 @@ def run(
     model.stop_predicting = False
     hooks.on_predict_begin()
     outputs: list[Any] = []
-    with feed.epoch() as (iterator, wanted):
+    with static_shapes.told(), feed.epoch() as (iterator, wanted):
         for step, element in enumerate(_agreed(itertools.islice(iterator, wanted), feed)):
             hooks.on_predict_batch_begin(step)
             outputs.append(predict(element))
@@ -95,8 +108,13 @@ def _concatenated(parts: tuple[Any, ...]) -> Any:
     return np.stack(arrays) if arrays[0].ndim == 0 else np.concatenate(arrays, axis=0)
 
 
-def _join(parts: tuple[Any, ...], rows: tf.Tensor | None) -> Any:
-    """Parts in replica order; beyond `rows` they repeat a batch with few rows."""
+def _join(parts: tuple[Any, ...], rows: tf.Tensor | None, real: list[tf.Tensor]) -> Any:
+    """Parts in replica order; beyond `rows` they repeat a batch with few rows.
+
+    Only the first `real` rows of each part count, where that is not empty.
+    """
+    if real and parts[0].shape.rank != 0:
+        return tf.concat([part[:size] for part, size in zip(parts, real, strict=True)], axis=0)
     if len(parts) == 1 and rows is None:
         return parts[0]
     if isinstance(parts[0], tf.SparseTensor):

@@ -118,11 +118,7 @@ def _new(
             synchronization=(
                 tf.VariableSynchronization.ON_READ if seed else tf.VariableSynchronization.AUTO
             ),
-            aggregation=(
-                tf.VariableAggregation.MEAN
-                if old.dtype.is_floating
-                else tf.VariableAggregation.ONLY_FIRST_REPLICA
-            ),
+            aggregation=_aggregation(old, strategy),
         )
     if seed:
         components = strategy.experimental_local_results(new)
@@ -130,6 +126,15 @@ def _new(
         for index, component in enumerate(components):
             component.assign(seed_of(state, first_replica + index))
     return new
+
+
+def _aggregation(old: tf.Variable, strategy: tf.distribute.Strategy) -> tf.VariableAggregation:
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        # A write in a replica is then one to its own part, where it else exchanges values.
+        return tf.VariableAggregation.NONE
+    if old.dtype.is_floating:
+        return tf.VariableAggregation.MEAN
+    return tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def seed_of(state: tf.Tensor, replica: Any) -> tf.Tensor:

@@ -66,18 +66,21 @@ class Servers:
             *(each.gradient_accumulation_steps for each in keras_internals.accumulating(model))
         )
 
+        # Steps of a round of accumulation that the epoch before left behind.
+        carried = keras_internals.accumulated_steps(model) % whole
+
         def size(scheduled: int) -> int:
             first = counts["steps"] + scheduled
             rate.at_step(first)
             steps = 1 if rate.warming_up(first) else pace.steps
-            return -(-steps // whole) * whole
+            return -(-steps // whole) * whole - (0 if scheduled else carried)
 
         step = 0
         with feed.epoch() as (iterator, wanted):
-            _require_whole_rounds(feed, wanted, whole)
+            _require_whole_rounds(feed, whole)
             begun = time.perf_counter()
             for done, own_logs in self._results(
-                loop, feed, iterator, wanted, size, lambda: not model.stop_training
+                loop, feed, iterator, wanted, size, lambda: not model.stop_training, carried
             ):
                 done = int(done)
                 seconds = time.perf_counter() - begun
@@ -171,6 +174,7 @@ class Servers:
         wanted: int | None,
         size: Callable[[int], int],
         going: Callable[[], bool],
+        carried: int = 0,
     ) -> Iterator[Any]:
         """Results of loops in the order of scheduling, until the epoch's steps are done.
 
@@ -179,6 +183,7 @@ class Servers:
             wanted: steps of the epoch, None to the end of the data.
             size: steps of the next loop, of the steps scheduled so far.
             going: whether to schedule more; what was scheduled is always waited for.
+            carried: steps of accumulation that the first loop goes on from.
         """
         pending: deque[tuple[int, Any]] = deque()
         scheduled = 0
@@ -193,7 +198,8 @@ class Servers:
                 ended = count < most or most == 0
                 if count:
                     number = tf.constant(next(self._numbers), tf.int64)
-                    remote = self.coordinator.schedule(function, args=(*arguments, number))
+                    left = tf.constant(0 if scheduled else carried)
+                    remote = self.coordinator.schedule(function, args=(*arguments, number, left))
                     pending.append((count, remote))
                     scheduled += count
             if not pending:
@@ -231,28 +237,14 @@ class Servers:
         )
 
 
-def _require_whole_rounds(feed: ServedFeed, wanted: int | None, whole: int) -> None:
-    """Check that gradient accumulation ends with the epoch.
+def _require_whole_rounds(feed: ServedFeed, whole: int) -> None:
+    """Check that loops can hold whole rounds of gradient accumulation.
 
     Raises:
-        TrainingError: gradients of a last, unfinished round would be lost.
+        TrainingError: workers read by themselves, and may stop anywhere.
     """
-    if whole == 1:
-        return
-    if feed.workers_read:
+    if whole > 1 and feed.workers_read:
         raise TrainingError(
             "Under parameter servers gradient accumulation needs data that the chief reads. "
             "Received: a function of InputContext. Give the dataset itself."
         )
-    if wanted is None or wanted % whole:
-        nearest = "" if wanted is None else f" Nearest that work: {_nearest(wanted, whole)}."
-        raise TrainingError(
-            f"Under parameter servers the steps of an epoch must be a multiple of the {whole} "
-            "gradient_accumulation_steps, since each worker accumulates by itself. Received: "
-            f"{'an unknown number' if wanted is None else wanted}.{nearest} Set steps_per_epoch."
-        )
-
-
-def _nearest(wanted: int, whole: int) -> str:
-    below = wanted // whole * whole
-    return ", ".join(str(each) for each in (below, below + whole) if each)

@@ -15,8 +15,10 @@ import tensorflow as tf
 from autostrategy import parameter_servers, tensorflow_internals
 from autostrategy.errors import TrainingError
 from autostrategy.training import data, dataset_graph, server_steps
+from autostrategy.training.batches import Batches
 from autostrategy.training.feed import Feed
-from autostrategy.training.steps import Layout
+from autostrategy.training.layouts import Layout
+from autostrategy.training.sharing_out import for_workers
 
 
 class ServedFeed(Feed):
@@ -30,7 +32,7 @@ class ServedFeed(Feed):
 
     def __init__(
         self,
-        given: data.Batches,
+        given: Batches,
         layout: Layout,
         *,
         coordinator: Any,
@@ -39,7 +41,7 @@ class ServedFeed(Feed):
     ) -> None:
         self.workers_read = given.shards is not None
         self._resident: Any = None
-        dataset, self.grab, arrays = data.for_workers(given)
+        dataset, self.grab, arrays = for_workers(given)
         self.spec = dataset.element_spec
         if given.shards is not None:
             dataset = _on_workers(given.shards, coordinator)

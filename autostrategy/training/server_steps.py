@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from autostrategy import parameter_servers, tensorflow_internals
-from autostrategy.training import data, keras_internals, keras_semantics, relocation, steps
+from autostrategy.training import keras_internals, keras_semantics, relocation, steps
 from autostrategy.training import share as shares
-from autostrategy.training.steps import Layout
+from autostrategy.training.batches import rows_of
+from autostrategy.training.layouts import Layout
+from autostrategy.training.sharing_out import part
 
 # (batches one after another, rows of each, arrays of the worker, number of the
-# loop) -> steps done, logs of the step's own
+# loop, steps of accumulation to go on from) -> steps done, logs of the step's own
 Loop = Callable[..., Any]
 
 
@@ -48,19 +51,21 @@ def make_loop(
     """
     loop = _Loop(model, layout, training=training)
 
-    def run(packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor) -> Any:
+    def run(
+        packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor, carried: tf.Tensor
+    ) -> Any:
         arrays = None if resident is None else resident.get_next()
         ends = tf.cumsum(sizes)
 
         def batch_at(index: tf.Tensor) -> Any:
             start = ends[index] - sizes[index]
-            return grab(data.part(spec, packed, start, sizes[index], index), arrays)
+            return grab(part(spec, packed, start, sizes[index], index), arrays)
 
         def body(index: tf.Tensor) -> tuple[tf.Tensor]:
             loop.step(batch_at(index))
             return (index + 1,)
 
-        with loop.running(number):
+        with loop.running(number, carried):
             # As in `loops.make_loop`: the last step's own logs are wanted.
             last = tf.size(sizes) - int(loop.own_logs)
             tf.while_loop(lambda index: index < last, body, (tf.constant(0),))
@@ -85,7 +90,7 @@ def make_reading_loop(
     """
     loop = _Loop(model, layout, training=training)
 
-    def run(iterator: Any, count: tf.Tensor, number: tf.Tensor) -> Any:
+    def run(iterator: Any, count: tf.Tensor, number: tf.Tensor, carried: tf.Tensor) -> Any:
         def once() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             element = iterator.get_next_as_optional()
             specs: list[Any] = []
@@ -105,7 +110,7 @@ def make_reading_loop(
             more, _ = once()
             return done + more, tf.equal(more, 1)
 
-        with loop.running(number):
+        with loop.running(number, carried):
             last = count - int(loop.own_logs)
             done, _ = tf.while_loop(
                 lambda done, going: tf.logical_and(going, done < last),
@@ -119,6 +124,16 @@ def make_reading_loop(
         return done, tensorflow_internals.ask_here(parameter_servers.NUMBER), logs
 
     return tf.function(run, reduce_retracing=True, autograph=False)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Gradient accumulation of one optimizer: its counter, where that began, steps of a round."""
+
+    counter: Any
+    gradients: list[Any]
+    start: tf.Tensor
+    steps: tf.Tensor
 
 
 class _Loop:
@@ -137,10 +152,10 @@ class _Loop:
         self._kept: list[Any] = []  # variables must live as long as the function that made them
 
     @contextlib.contextmanager
-    def running(self, number: tf.Tensor) -> Iterator[None]:
-        """Begin and end loop `number`."""
+    def running(self, number: tf.Tensor, carried: tf.Tensor) -> Iterator[None]:
+        """Begin and end loop `number`; `carried` are steps of accumulation to go on from."""
         self._own = _begin(self._layout, number)
-        rounds = self._begin_rounds()
+        rounds = self._begin_rounds(carried)
         self._kept.append(self._own)
         read = self._metric_variables if self.own_logs else []
         self._totals = {id(each): each._value.read_value() for each in read}
@@ -149,28 +164,45 @@ class _Loop:
             yield
         for variable in self._metric_variables:
             variable._value.assign_add(self._own[id(variable)].read_value())
-        for counter, start in rounds:
-            counter._value.assign_add(self._own[id(counter)].read_value() - start)
+        self._end_rounds(rounds, carried)
 
-    def _begin_rounds(self) -> list[tuple[Any, tf.Tensor]]:
-        """Keep rounds of gradient accumulation on this worker, which are whole in each loop.
+    def _begin_rounds(self, carried: tf.Tensor) -> list[_Round]:
+        """Keep rounds of gradient accumulation on this worker.
 
         Workers that shared accumulators would take each other's for their own.
+        Only the first loop of an epoch goes on with a round that the last one
+        of the epoch before has left behind, of `carried` steps.
         """
         rounds = []
         for optimizer in keras_internals.accumulating(self._model) if self._training else []:
             counter, gradients = keras_internals.accumulators_of(optimizer)
+            steps = tf.constant(optimizer.gradient_accumulation_steps, counter.dtype)
             count = counter._value.read_value()
-            start = count - count % optimizer.gradient_accumulation_steps
-            rounds.append((counter, start))
-            for variable, value in [
-                (counter, start),
-                *((each, tf.zeros(each.shape, each.dtype)) for each in gradients),
-            ]:
+            start = count - count % steps + tf.cast(carried, count.dtype) % steps
+            rounds.append(_Round(counter, gradients, start, steps))
+            own = [(counter, start)]
+            for each in gradients:
+                left = each._value.read_value()
+                own.append((each, tf.where(carried > 0, left, tf.zeros_like(left))))
+            for variable, value in own:
                 self._own[id(variable)] = tensorflow_internals.temporary_variable(
                     value, like=variable._value
                 )
         return rounds
+
+    def _end_rounds(self, rounds: list[_Round], carried: tf.Tensor) -> None:
+        """Count the steps, and leave an unfinished round behind for the next epoch."""
+        for each in rounds:
+            end = self._own[id(each.counter)].read_value()
+            each.counter._value.assign_add(end - each.start)
+
+            def leave(gradients: list[Any] = each.gradients) -> tf.Tensor:
+                for gradient in gradients:
+                    gradient._value.assign(self._own[id(gradient)].read_value())
+                return tf.constant(True)
+
+            unfinished = tf.not_equal(end % each.steps, 0)
+            tf.cond(tf.logical_or(unfinished, carried > 0), leave, lambda: tf.constant(True))
 
     def step(self, batch: Any) -> dict[str, tf.Tensor]:
         """One step; its own logs."""
@@ -190,9 +222,11 @@ def make_predict(
 ) -> Callable[..., Any]:
     """A `tf.function` from one element to the outputs of its rows, run on a worker."""
 
-    def predict(packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor) -> Any:
+    def predict(
+        packed: Any, sizes: tf.Tensor, resident: Any, number: tf.Tensor, carried: tf.Tensor
+    ) -> Any:
         arrays = None if resident is None else resident.get_next()
-        batch = grab(data.part(spec, packed, tf.constant(0), sizes[0], tf.constant(0)), arrays)
+        batch = grab(part(spec, packed, tf.constant(0), sizes[0], tf.constant(0)), arrays)
         share = shares.of_worker(layout, {}, totals={}, training=False)
         with keras_semantics.replica_semantics(), shares.of_replica(share):
             return model.predict_step(steps.without_optionals(batch))
@@ -205,7 +239,7 @@ def pack(elements: Sequence[Any]) -> tuple[Any, tf.Tensor]:
 
     So one trace of a loop takes any number of batches of any size.
     """
-    sizes = tf.stack([tf.cast(data.rows_of(element), tf.int32) for element in elements])
+    sizes = tf.stack([tf.cast(rows_of(element), tf.int32) for element in elements])
     return tf.nest.map_structure(_joined, *elements), sizes
 
 

@@ -29,6 +29,14 @@ import tensorflow as tf
 _thread = threading.local()
 
 
+class CannotFill(Exception):
+    """Rows that only fill up a batch would change a result; see `static_shapes`."""
+
+
+class CannotCompile(Exception):
+    """Something crosses replicas where a step is being compiled; see `compiled_steps`."""
+
+
 @dataclass(kw_only=True)
 class Share:
     """The share of the replica whose step is being traced in this thread.
@@ -49,11 +57,15 @@ class Share:
     differ from step to step, None where there is one worker. `part` is the
     number of the part of a partitioned variable that is being updated.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
-    is enough. The other fields change while the step is traced: `assigned`
-    collects the Keras variables that the step writes by itself (not through
-    an optimizer) by id, `not_sums` those of metrics that it writes something
-    else to than a sum, `weighted` says that the loss carries the weight,
-    `reduced` that gradients already crossed replicas.
+    is enough. `real` says which of the rows count, shape [rows], where some only fill
+    up the batch, and is None elsewhere.
+    The other fields change while the step is traced: `assigned` collects the
+    Keras variables that the step writes by itself (not through an optimizer) by
+    id, `not_sums` those of metrics that it writes something else to than a sum,
+    `weighted` says that the loss carries the weight, `reduced` that gradients
+    already crossed replicas. `taken` collects what an optimizer is asked to
+    apply, instead of applying it, unless it is None; `compiled` says that the
+    optimizer's update is compiled.
     """
 
     rows: tf.Tensor
@@ -77,6 +89,9 @@ class Share:
     before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
     reduced: bool = False
+    real: tf.Tensor | None = None
+    taken: list[tuple[Any, list[Any], Any]] | None = None
+    compiled: bool = False
     loss_arguments: tuple[Any, Any, Any] | None = None
 
 
@@ -154,7 +169,14 @@ def of_worker(
 
 def all_reduce_sum(values: Any) -> Any:
     """Structure of tensors, each summed over all replicas. Call it in a replica."""
+    _require_uncompiled()
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+
+def _require_uncompiled() -> None:
+    share = current()
+    if share is not None and share.compiled and share.taken is not None:
+        raise CannotCompile("values cross replicas inside the step")
 
 
 def weighted_sum(values: dict[str, Any], share: Share) -> dict[str, tf.Tensor]:
@@ -200,6 +222,9 @@ def scalar_loss(share: Share, loss: Any, sample_weight: Any, reduction: str | No
 
 def gathered(share: Share, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     """Targets and predictions of the global batch, each of shape [rows, ...]."""
+    _require_uncompiled()
+    if share.real is not None:
+        raise CannotFill("a loss or metric gives one number for the whole batch")
     return (
         tf.nest.map_structure(
             lambda leaf: _gather(share, tf.convert_to_tensor(leaf), keep_local=False), y_true

@@ -2,14 +2,13 @@
 
 Keras's own `train_step` (or the user's) runs as it is; `keras_internals`
 gives it a replica's semantics while it is traced. Each function here returns
-a function of one element of `data.for_replicas`.
+a function of one element of `sharing_out.for_replicas`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -18,55 +17,17 @@ import tensorflow as tf
 from autostrategy import tensorflow_internals
 from autostrategy.training import keras_internals, keras_variables, relocation
 from autostrategy.training import share as shares
+from autostrategy.training.layouts import Layout
 
 # What a replica keeps for itself while a loop runs: variables by id of the
 # Keras variable that they stand in for.
 Own = dict[int, tf.Variable]
 
 
-@dataclass(kw_only=True)
-class Layout:
-    """How a model's replicas are laid out.
-
-    `strategy` is None for one device that needs no strategy object. `replicas`
-    counts over all workers, `local` those of this process, `first` is the
-    number of its first one. `scarce` says that a batch may have fewer rows
-    than there are replicas. `metric_ids` are ids of the Keras variables of
-    metrics, `momenta` those of BatchNormalization with their momentum.
-    `assigned` and `not_sums` fill while a step is traced; see `share.Share`.
-    `own_state` are the Keras variables of which each replica keeps its own while a
-    loop runs, where the strategy has one of each (central storage). `varying`
-    fills with what workers exchange in shapes that differ between steps.
-    """
-
-    strategy: tf.distribute.Strategy | None
-    replicas: int = 1
-    local: int = 1
-    first: int = 0
-    scarce: bool = True
-    metric_ids: frozenset[int] = frozenset()
-    momenta: dict[int, float] = field(default_factory=dict)
-    assigned: dict[int, Any] = field(default_factory=dict)
-    not_sums: dict[int, Any] = field(default_factory=dict)
-    varying: list[str] = field(default_factory=list)
-    own_state: tuple[Any, ...] = ()
-    central: bool = False
-
-    @property
-    def single(self) -> bool:
-        """Whether one replica does all the work, so that nothing needs a share."""
-        return self.replicas == 1
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether other processes have replicas too."""
-        return self.replicas > self.local
-
-
 def step_of(
     model: keras.Model, layout: Layout, own_of: dict[int, Own], *, training: bool
 ) -> Callable[..., Any]:
-    """The train or test step of one replica: one element of `data.for_replicas` -> logs.
+    """The train or test step of one replica: one element of `sharing_out.for_replicas` -> logs.
 
     `own_of` is what `begin` fills, by replica.
 
@@ -79,7 +40,8 @@ def step_of(
     own = keras_internals.returns_own_logs(model, name)
 
     if layout.single:
-        compiled = model.jit_compile and not model.run_eagerly
+        wanted = model.jit_compile if layout.compiled is None else layout.compiled
+        compiled = wanted and not model.run_eagerly and layout.compilable_alone
         run = tf.function(step, jit_compile=True, reduce_retracing=True) if compiled else step
 
         def single(batch: Any) -> dict[str, Any]:
@@ -90,6 +52,11 @@ def step_of(
         return single
 
     ids = [id(variable) for variable in keras_internals.metric_variables_of(model)]
+
+    def run_on(share: shares.Share, batch: Any) -> Any:
+        if layout.runner is None:
+            return step(batch)
+        return layout.runner(model, share, lambda: step(batch))
 
     def replica(
         batch: Any, extent: dict[str, tf.Tensor], totals: list[tf.Tensor]
@@ -110,7 +77,7 @@ def step_of(
         )
         with shares.of_replica(share), _counting_rows_once(model, layout, share):
             with shares.unread_results(not own):
-                logs = step(without_optionals(batch))
+                logs = run_on(share, without_optionals(batch))
             logs = shares.weighted_sum(dict(logs), share) if own and logs else {}
             _average(layout, share)
             return logs
@@ -119,7 +86,7 @@ def step_of(
 
 
 def predict_step_of(model: keras.Model) -> Callable[..., Any]:
-    """The predict step of one replica: one element of `data.for_replicas` -> outputs."""
+    """The predict step of one replica: one element of `sharing_out.for_replicas` -> outputs."""
 
     def replica(batch: Any, extent: dict[str, tf.Tensor] | None = None) -> Any:
         return model.predict_step(without_optionals(batch))
@@ -221,8 +188,10 @@ def end(
 
 
 def _replica() -> int:
+    """The number of the replica that is traced; -1 on a TPU, where all are traced as one."""
     context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    replica = tf.get_static_value(context.replica_id_in_sync_group)
+    return -1 if replica is None else int(replica)
 
 
 def _first_value(variable: Any, layout: Layout) -> tf.Tensor:

@@ -21,7 +21,6 @@ import keras
 import tensorflow as tf
 
 from autostrategy import builder, plan_text
-from autostrategy.errors import TrainingError
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.report import Report
 from autostrategy.scaling import Scaling, block, scale
@@ -38,19 +37,14 @@ from autostrategy.training import (
     relocation,
     server_epochs,
     server_feed,
+    tpu_rules,
 )
+from autostrategy.training.batches import Batches, may_be_scarce
+from autostrategy.training.compiled_steps import CompiledSteps
 from autostrategy.training.feed import Feed
+from autostrategy.training.layouts import Layout, layout_of
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
-from autostrategy.training.steps import Layout
-
-_KINDS = (
-    StrategyKind.ONE_DEVICE,
-    StrategyKind.MIRRORED,
-    StrategyKind.MULTI_WORKER_MIRRORED,
-    StrategyKind.CENTRAL_STORAGE,
-    StrategyKind.PARAMETER_SERVER,
-)
 
 
 class Trainer:
@@ -81,7 +75,6 @@ class Trainer:
         steps_per_loop: int | str = "auto",
     ) -> None:
         model_checks.require_supported()
-        require_trainable_kind(plan)
         if steps_per_loop != "auto":
             model_checks.require_positive(steps_per_loop=steps_per_loop)
         self.plan = plan
@@ -90,11 +83,12 @@ class Trainer:
         self._batch_scaling = batch_scaling
         self._warmup_steps = warmup_steps
         self._steps_per_loop = steps_per_loop
-        self._layout = _layout(self.strategy, plan)
+        self._layout = layout_of(self.strategy, plan)
+        self._loops: dict[tuple[Any, ...], loops.Loop] = {}
+        self._compiled_steps = CompiledSteps(plan)
         self._servers: server_epochs.Servers | None = None
         if plan.kind is StrategyKind.PARAMETER_SERVER:
             self._servers = server_epochs.Servers(self.model, self.strategy, plan.workers)
-        self._loops: dict[tuple[int, ...], loops.Loop] = {}
 
     @property
     def is_chief(self) -> bool:
@@ -157,7 +151,7 @@ class Trainer:
             made = data.batches(
                 given, growth=growth, shuffle=shuffle, seed=seed, first_epoch=first_epoch
             )
-            return self._feed(made, steps)
+            return self._feed(made, steps, training=True)
 
         first = feed(initial_epoch)
         validate = self._validator(
@@ -179,7 +173,7 @@ class Trainer:
             if self._servers is None
             else self._servers.train_epoch,
             rate=ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
-            pace=Pace(self._layout, self._workers, self._wanted_steps_per_loop()),
+            pace=Pace(self._layout, self._layout.workers, self._wanted_steps_per_loop()),
             callbacks=callbacks,
             epochs=epochs,
             initial_epoch=initial_epoch,
@@ -187,9 +181,10 @@ class Trainer:
             validate=validate,
             validation_freq=validation_freq,
             is_chief=self.is_chief,
-            workers=self._workers,
+            workers=self._layout.workers,
         )
         self._warn(model_checks.warnings_about_metrics(self.model, self._layout.not_sums))
+        self._warn(self._compiled_steps.warnings)
         history.plan, history.strategy = self.plan, self.strategy  # it has .model already
         history.report = Report(
             strategy=self.plan.kind,
@@ -247,7 +242,7 @@ class Trainer:
         verbose = verbose if self.is_chief else 0
         if self._servers is not None:
             return self._servers.predict(feed, callbacks, verbose)
-        function = prediction.make_predict(self.model, feed.layout, workers=self._workers)
+        function = prediction.make_predict(self.model, feed.layout, workers=self._layout.workers)
         return prediction.run(self.model, function, feed, callbacks, verbose)
 
     def prepare(self, x: Any, y: Any = None, *, sample_weight: Any = None) -> None:
@@ -259,10 +254,6 @@ class Trainer:
         """`model.save(path)` on the chief; nothing on other workers."""
         if self.is_chief:
             self.model.save(path)
-
-    @property
-    def _workers(self) -> int:
-        return self._layout.replicas // self._layout.local
 
     def _scale(
         self, given: data.Source, steps_per_epoch: int | None, epochs: int
@@ -302,7 +293,7 @@ class Trainer:
 
     def _require_agreement(self, given: data.Source) -> None:
         """Compare plan and data with the other workers before the first step of each call."""
-        if self._workers > 1:
+        if self._layout.has_peers:
             agreement.require_same_plan(
                 self._layout, self.plan, batches=given.steps, rows=given.rows
             )
@@ -313,40 +304,39 @@ class Trainer:
         `keras.utils.set_random_seed` fixes it.
         """
         seed = random.randrange(2**31)  # noqa: S311  (an order of rows is no secret)
-        if self._workers > 1:
+        if self._layout.has_peers:
             seed = int(agreement.exchange(self._layout, str(seed))[0])
         return seed
 
-    def _read(self, x: Any, seed: int) -> Any:
-        """What is read of `x`: by each worker where they can, in the same order on all."""
-        if self._servers is not None:
-            if isinstance(x, tf.data.Dataset) and keras_internals.accumulating(self.model):
+    def _read(self, x: Any, seed: int, *, steps: int | None = None) -> Any:
+        """What is read of `x`, in the same order by all workers; see `data.read`."""
+        if self._servers is None:
+            return data.read(x, self._layout, seed=seed)
+        if isinstance(x, tf.data.Dataset):
+            if keras_internals.accumulating(self.model):
                 return x  # rounds must be whole, which only the chief can see to
-            return server_feed.shards(x, self.plan.workers, seed=seed)
-        if data.is_input_function(x):
-            # All replicas of all workers share out each global batch.
-            context = tf.distribute.InputContext(1, 0, self._layout.replicas)
-            x = data.from_input_function(x, context)
-        if self._workers == 1 or not isinstance(x, tf.data.Dataset):
-            return x
-        return dataset_graph.unpack(dataset_graph.pack(x), seed=seed)
+            x = x if steps is None else x.take(steps)
+        return server_feed.shards(x, self.plan.workers, seed=seed)
 
     def _feed(
         self,
-        made: data.Batches,
+        made: Batches,
         steps: int | None,
         *,
         restarts: bool = False,
+        training: bool = False,
         predicting: bool = False,
     ) -> Feed:
         """Build the model for these batches, move it into the strategy, lay the data out."""
+        tpu_rules.require_allowed(self.model, made, self.plan)
         keras_internals.build(self.model, made.spec, predicting=predicting)
         relocation.relocate(self.model, self.strategy, first_replica=self._layout.first)
         layout = dataclasses.replace(
             self._layout,
-            scarce=data.may_be_scarce(made, self._layout.replicas),
+            scarce=may_be_scarce(made, self._layout.replicas),
             metric_ids=frozenset(map(id, keras_internals.metric_variables_of(self.model))),
             momenta=keras_internals.momenta_of(self.model),
+            runner=self._compiled_steps.runner(self.model),
         )
         if self._servers is not None:
             layout.own_state = keras_internals.written_in_steps(self.model, kernels=False)
@@ -359,16 +349,14 @@ class Trainer:
             )
         if layout.central:
             layout.own_state = keras_internals.written_in_steps(self.model)
+        layout = tpu_rules.laid_out(
+            self.model, layout, made, self.plan, training=training, predicting=predicting
+        )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
     def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
-        key = (
-            *keras_internals.compiled_state(self.model),
-            training,
-            to_end,
-            one_step,
-            layout.scarce,
-        )
+        key: tuple[Any, ...] = (*keras_internals.compiled_state(self.model), training, to_end)
+        key += (one_step, layout.scarce, layout.shapes, layout.runner)
         if key not in self._loops:
             self._loops[key] = loops.make_loop(
                 self.model, layout, training=training, to_end=to_end, one_step=one_step
@@ -383,7 +371,7 @@ class Trainer:
             return None
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation)
         given = data.source(
-            self._read(x, seed=0),
+            self._read(x, seed=0, steps=steps),
             y,
             sample_weight=sample_weight,
             batch_size=batch_size,
@@ -406,31 +394,3 @@ class Trainer:
             return self._steps_per_loop
         compiled = self.model.steps_per_execution
         return compiled if compiled > 1 else None
-
-
-def require_trainable_kind(plan: Plan) -> None:
-    """Check that this version trains under the plan's strategy.
-
-    Raises:
-        TrainingError: naming those that it does.
-    """
-    if plan.kind not in _KINDS:
-        raise TrainingError(
-            f"This version trains under {', '.join(kind.value for kind in _KINDS)}. Received a "
-            f"plan for: {plan.kind.value}. Pass strategy= one of these, or build(plan) and write "
-            "the loop yourself."
-        )
-
-
-def _layout(strategy: tf.distribute.Strategy, plan: Plan) -> Layout:
-    if plan.kind is StrategyKind.PARAMETER_SERVER:
-        return Layout(strategy=strategy)
-    local = len(plan.devices)
-    rank = (plan.cluster.rank or 0) if plan.cluster and plan.workers > 1 else 0
-    return Layout(
-        strategy=None if strategy is tf.distribute.get_strategy() else strategy,
-        replicas=plan.workers * local,
-        local=local,
-        first=rank * local,
-        central=plan.kind is StrategyKind.CENTRAL_STORAGE,
-    )

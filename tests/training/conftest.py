@@ -9,6 +9,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss
 from keras.src.metrics import metric, reduction_metrics
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import compile_utils
 from keras.src.trainers.trainer import Trainer
 
 # Whatever stands in for a part of Keras while a step is traced lives in one of these.
@@ -23,8 +24,10 @@ OWNERS = (
     metric,
     metric.Metric,
     reduction_metrics,
+    compile_utils.MetricsList,
     keras.metrics.Mean,
     keras.metrics.MeanMetricWrapper,
+    keras.layers.BatchNormalization,
     keras.layers.Layer,
     keras.Model,
     Trainer,

@@ -319,15 +319,6 @@ def trainer(replicas=1, **arguments):
     return autostrategy.Trainer(model_fn, plan, **arguments)
 
 
-@pytest.mark.parametrize("kind", ["tpu"])
-def test_a_plan_for_another_strategy_is_refused_by_the_trainer(kind):
-    plan = autostrategy.plan(autostrategy.probe(), devices=("CPU:0", "CPU:1"))
-    plan = dataclasses.replace(plan, kind=autostrategy.StrategyKind(kind))
-
-    with pytest.raises(TrainingError, match=f"Received a plan for: {kind}"):
-        autostrategy.Trainer(model_fn, plan)
-
-
 @pytest.mark.parametrize("replicas", COUNTS)
 def test_evaluate_and_predict_refuse_what_fit_refuses(replicas):
     ready = trainer(replicas)

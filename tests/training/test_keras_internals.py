@@ -17,6 +17,7 @@ from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
@@ -46,6 +47,8 @@ SIGNATURES = [
     (TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars"),
     (keras.metrics.Mean, "update_state", "self, values, sample_weight"),
     (keras.metrics.MeanMetricWrapper, "update_state", "self, y_true, y_pred, sample_weight"),
+    (compile_utils.MetricsList, "update_state", "self, y_true, y_pred, sample_weight"),
+    (keras.layers.BatchNormalization, "_moments", "self, inputs, mask"),
     (tf.__internal__.distribute.interim, "maybe_merge_call", "fn, strategy, args, kwargs"),
     (Trainer, "get_metrics_result", "self"),
     (Trainer, "_flatten_metrics_in_order", "self, logs"),
@@ -96,6 +99,19 @@ def test_a_model_has_the_private_parts_that_we_read():
     assert model.optimizer._distribution_strategy is tf.distribute.get_strategy()
     assert len(model.optimizer._trainable_variables_indices) == 2
     assert {"train_function", "test_function", "predict_function"} <= vars(model).keys()
+
+
+def test_layers_and_metrics_have_the_parts_that_tpu_rules_read():
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 5, 3))
+
+    assert layer._reduction_axes == [0, 1]
+    assert layer.synchronized is False
+    assert layer.supports_jit is True
+    assert layer._losses == []
+    assert {"moving_mean", "moving_variance"} <= {each.name for each in layer.variables}
+    assert len(layer._non_trainable_variables) == 2
+    assert compile_utils.MetricsList([]).metrics == []
 
 
 def test_a_compile_is_another_compile_config():
