@@ -27,7 +27,6 @@ from autostrategy.scaling import Scaling, block, scale
 from autostrategy.training import (
     agreement,
     data,
-    dataset_graph,
     keras_data,
     keras_internals,
     loops,

@@ -92,6 +92,7 @@ CASES = (
     "masks and a scalar loss",
     "add_loss",
     "global_clipnorm",
+    "accumulation",
     "accumulation and ema",
     "loss scale",
     "binary metrics",
@@ -308,7 +309,7 @@ autostrategy.fit(model_fn, rows, marks, epochs=2, verbose=0, callbacks=[Kill()])
         assert "The chief must stay alive while its tasks serve it" in each.output
 
 
-def test_rounds_of_accumulation_must_end_with_the_epoch(tmp_path):
+def test_rounds_of_accumulation_go_on_over_epochs_and_functions_are_checked(tmp_path):
     ended = workers.run(
         NET
         + """
@@ -327,18 +328,20 @@ def python(context):
     import tensorflow as tf
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1]))
     return tf.data.Dataset.from_generator(lambda: iter([(rows, marks)]), output_signature=spec)
-good = autostrategy.fit(accumulating, rows, marks, batch_size=20, steps_per_epoch=10, verbose=0)
-tell([fails(rows, marks, batch_size=10), fails(sharded), fails(lambda context: rows),
-      fails(python), int(good.model.optimizer.iterations.numpy())])
+odd = autostrategy.fit(accumulating, rows, marks, batch_size=10, epochs=3, verbose=0)
+optimizer = odd.model.optimizer
+tell([fails(sharded), fails(lambda context: rows), fails(python),
+      int(optimizer._iterations.numpy()), int(optimizer.iterations.numpy()),
+      odd.history["rows"], any(each.numpy().any() for each in optimizer._accumulated_gradients)])
 """,
         {"chief": 1, "worker": 2, "ps": 1},
         tmp_path=tmp_path,
     )
 
-    odd, sharded, no_dataset, python, iterations = chief_of(ended).value
-    assert "must be a multiple of the 2 gradient_accumulation_steps" in odd
-    assert "Received: 21. Nearest that work: 20, 22. Set steps_per_epoch." in odd
+    sharded, no_dataset, python, steps, updates, rows, left = chief_of(ended).value
     assert "gradient accumulation needs data that the chief reads" in sharded
     assert "must return a tf.data.Dataset of batches. Received: numpy.ndarray" in no_dataset
     assert "must not call Python functions" in python
-    assert iterations == 5  # Keras counts updates
+    assert (steps, updates) == (63, 31)  # 21 steps in each epoch
+    assert rows == [203.0] * 3
+    assert left  # the gradients of the 63rd step wait for the next
