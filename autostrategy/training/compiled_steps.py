@@ -189,3 +189,33 @@ def _operations(graph: Any) -> Iterator[Any]:
 def _crosses_replicas(error: BaseException) -> bool:
     """Whether an error says so: ours, or TensorFlow's about a `merge_call` in a function."""
     return isinstance(error, shares.CannotCompile) or "`merge_call` called while" in str(error)
+
+
+def can_compile(model: keras.Model, spec: Any) -> bool:
+    """Whether XLA takes the training step of one replica; nothing runs.
+
+    Args:
+        model: built.
+        spec: `tf.TypeSpec` structure of its batches.
+    """
+
+    leaves = tf.nest.flatten(spec)
+    dense = [isinstance(leaf, tf.TensorSpec) for leaf in leaves]
+
+    def step(*tensors: tf.Tensor) -> Any:
+        given = iter(tensors)
+        batch = [next(given) if each else None for each in dense]
+        return model.train_step(tf.nest.pack_sequence_as(spec, batch))
+
+    empty = (tf.OptionalSpec, tensorflow_internals.NoneTensorSpec)
+    if not all(
+        is_dense or isinstance(leaf, empty) for leaf, is_dense in zip(leaves, dense, strict=True)
+    ):
+        return False
+    specs = [leaf for leaf, is_dense in zip(leaves, dense, strict=True) if is_dense]
+    try:
+        function = tf.function(step, jit_compile=True, autograph=False)
+        function.experimental_get_compiler_ir(*specs)(stage="hlo")
+    except Exception:  # whatever XLA, TensorFlow or a layer says against it
+        return False
+    return True

@@ -42,6 +42,7 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self.exhausted = False
+        self.spec = self._dataset.element_spec
         self._traced = False
         self._is_ragged = any(
             isinstance(leaf, (tf.RaggedTensorSpec, tf.SparseTensorSpec))

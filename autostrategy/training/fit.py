@@ -16,7 +16,6 @@ from autostrategy.prober import probe
 from autostrategy.training import (
     dataset_graph,
     evaluator,
-    keras_internals,
     model_checks,
     relocation,
 )
@@ -66,7 +65,8 @@ def fit(
             with the replicas; "off" keeps both exactly.
         warmup_steps: steps until the scaled rate is reached.
         steps_per_loop: steps in one call of TensorFlow; "auto" measures.
-        jit_compile: whether to compile with XLA; "auto" keeps the model's own.
+        jit_compile: whether to compile with XLA; "auto" begins as the model was
+            compiled, and tries the other way once in a long run on one device.
         facts: what to plan on; by default what `probe()` finds here.
         **fit_arguments: the other arguments of `keras.Model.fit`.
 
@@ -109,8 +109,6 @@ def fit(
                 loss=loss if loss is not None else made.loss,
                 metrics=metrics,
             )
-        if jit_compile != "auto":
-            keras_internals.set_jit_compile(made, bool(jit_compile))
         return made
 
     trainer = Trainer(
@@ -119,6 +117,7 @@ def fit(
         batch_scaling=batch_scaling,
         warmup_steps=warmup_steps,
         steps_per_loop=steps_per_loop,
+        jit_compile=jit_compile,
     )
     if chosen.cluster is not None and chosen.cluster.task_type == "evaluator":
         evaluator.run(

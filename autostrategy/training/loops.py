@@ -25,6 +25,34 @@ from autostrategy.training.layouts import Layout
 Loop = Callable[[Any, int], tuple[int, dict[str, Any]]]
 
 
+class Loops:
+    """The loops of one model, each traced once for as long as it is compiled alike."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._made: dict[tuple[Any, ...], Loop] = {}
+
+    def __call__(
+        self,
+        layout: Layout,
+        *,
+        training: bool,
+        to_end: bool,
+        one_step: bool,
+        compiled: bool | None = None,
+    ) -> Loop:
+        """As `make_loop`; `compiled` says whether steps of one replica go through XLA."""
+        key: tuple[Any, ...] = (*keras_internals.compiled_state(self._model), training, to_end)
+        key += (one_step, layout.scarce, layout.shapes, layout.runner, compiled)
+        if key not in self._made:
+            if compiled is not None:
+                layout = dataclasses.replace(layout, compiled=compiled)
+            self._made[key] = make_loop(
+                self._model, layout, training=training, to_end=to_end, one_step=one_step
+            )
+        return self._made[key]
+
+
 def make_loop(
     model: keras.Model, layout: Layout, *, training: bool, to_end: bool, one_step: bool
 ) -> Loop:

@@ -26,6 +26,7 @@ from autostrategy.training import callbacks as callback_rules
 from autostrategy.training.feed import Feed
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
+from autostrategy.training.xla_trial import XlaTrial
 
 # (callbacks, verbose) -> logs
 Validate = Callable[[Any, Any], dict[str, Any]]
@@ -145,10 +146,12 @@ def in_process(
     agreeing: int,
     *,
     loop: LoopMaker,
+    trial: XlaTrial | None = None,
 ) -> dict[str, Any]:
     """One epoch's loops, each on all replicas of this process; the logs after the last.
 
-    `loop` is `Trainer._loop`; the rest is what `train` hands on.
+    `loop` is `Trainer._loop`, `trial` tries XLA where that is left open; the
+    rest is what `train` hands on.
     """
     logs: dict[str, Any] = {}
     with feed.epoch() as (iterator, wanted):
@@ -158,7 +161,7 @@ def in_process(
             size = 1 if warming else pace.steps
             if wanted is not None:
                 size = min(size, wanted - step)
-            size = feed.alike(step, size)
+            size = feed.alike(step, size if trial is None else trial.steps(size))
             rate.at_step(counts["steps"])
             hooks.on_train_batch_begin(step)
             run = loop(
@@ -166,6 +169,7 @@ def in_process(
                 training=True,
                 to_end=not feed.sure,
                 one_step=pace.one_step,
+                compiled=None if trial is None else trial.compiled,
             )
             begun = time.perf_counter()
             done, new = _run(run, iterator, size)
@@ -182,6 +186,8 @@ def in_process(
             _agree_on_stopping(model, feed, agreeing)
             if not warming:
                 pace.took(done, seconds)
+                if trial is not None:
+                    trial.took(done, seconds)
             if model.stop_training or done < size:
                 break
         if not model.stop_training:

@@ -37,11 +37,12 @@ from autostrategy.training import (
     server_epochs,
     server_feed,
     tpu_rules,
+    xla_trial,
 )
 from autostrategy.training.batches import Batches, may_be_scarce
 from autostrategy.training.compiled_steps import CompiledSteps
 from autostrategy.training.feed import Feed
-from autostrategy.training.layouts import Layout, layout_of
+from autostrategy.training.layouts import layout_of
 from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
 
@@ -58,6 +59,9 @@ class Trainer:
         steps_per_loop: steps in one call of TensorFlow; "auto" measures. A
             callback that looks at batches makes loops one step long, unless a
             number is given here or as `steps_per_execution` in `compile`.
+        jit_compile: whether to compile steps with XLA; "auto" begins as the
+            model was compiled, and tries the other way once in a long run of
+            one replica.
 
     Raises:
         PlanError: the plan's strategy cannot be built here.
@@ -72,6 +76,7 @@ class Trainer:
         batch_scaling: str = "auto",
         warmup_steps: int | None = None,
         steps_per_loop: int | str = "auto",
+        jit_compile: bool | str = "auto",
     ) -> None:
         model_checks.require_supported()
         if steps_per_loop != "auto":
@@ -79,11 +84,14 @@ class Trainer:
         self.plan = plan
         self.strategy = builder.build(plan)
         self.model = model_checks.model_from(model)
+        self._jit_compile = jit_compile
+        if isinstance(jit_compile, bool):
+            keras_internals.set_jit_compile(self.model, jit_compile)
         self._batch_scaling = batch_scaling
         self._warmup_steps = warmup_steps
         self._steps_per_loop = steps_per_loop
         self._layout = layout_of(self.strategy, plan)
-        self._loops: dict[tuple[Any, ...], loops.Loop] = {}
+        self._loop = loops.Loops(self.model)
         self._compiled_steps = CompiledSteps(plan)
         self._servers: server_epochs.Servers | None = None
         if plan.kind is StrategyKind.PARAMETER_SERVER:
@@ -168,7 +176,13 @@ class Trainer:
             # BackupAndRestore may choose another epoch to go on from; a
             # generator goes on from where it is, whatever the epoch.
             refeed=None if keras_data.is_generator(given.adapter) else feed,
-            train_epoch=functools.partial(outer_loop.in_process, loop=self._loop)
+            train_epoch=functools.partial(
+                outer_loop.in_process,
+                loop=self._loop,
+                trial=xla_trial.of(
+                    self.model, self.plan, first, epochs=epochs, wanted=self._jit_compile
+                ),
+            )
             if self._servers is None
             else self._servers.train_epoch,
             rate=ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
@@ -353,15 +367,6 @@ class Trainer:
         )
         return Feed(made, layout, steps_per_epoch=steps, restarts=restarts)
 
-    def _loop(self, layout: Layout, *, training: bool, to_end: bool, one_step: bool) -> loops.Loop:
-        key: tuple[Any, ...] = (*keras_internals.compiled_state(self.model), training, to_end)
-        key += (one_step, layout.scarce, layout.shapes, layout.runner)
-        if key not in self._loops:
-            self._loops[key] = loops.make_loop(
-                self.model, layout, training=training, to_end=to_end, one_step=one_step
-            )
-        return self._loops[key]
-
     def _validator(
         self, validation: Any, *, batch_size: int | None, steps: int | None
     ) -> outer_loop.Validate | None:
@@ -381,11 +386,7 @@ class Trainer:
 
         if self._servers is not None:
             return functools.partial(self._servers.evaluate, feed)
-
-        def validate(callbacks: Any, verbose: Any) -> dict[str, Any]:
-            return outer_loop.evaluate(self.model, feed, self._loop, callbacks, verbose)
-
-        return validate
+        return functools.partial(outer_loop.evaluate, self.model, feed, self._loop)
 
     def _wanted_steps_per_loop(self) -> int | None:
         """What the user asked for here or in `compile`; None to measure."""

@@ -139,6 +139,7 @@ tell(wrong)
     assert chief_of(ended).value == {}
 
 
+@pytest.mark.slow
 def test_data_of_every_kind_is_seen_once_and_large_tables_are_split(tmp_path):
     ended = workers.run(
         NET
@@ -309,6 +310,7 @@ autostrategy.fit(model_fn, rows, marks, epochs=2, verbose=0, callbacks=[Kill()])
         assert "The chief must stay alive while its tasks serve it" in each.output
 
 
+@pytest.mark.slow
 def test_rounds_of_accumulation_go_on_over_epochs_and_functions_are_checked(tmp_path):
     ended = workers.run(
         NET

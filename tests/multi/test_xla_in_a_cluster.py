@@ -1,6 +1,7 @@
 """jit_compile=True in a cluster: collectives stay outside of what XLA compiles."""
 
 import numpy as np
+import pytest
 import workers
 
 BODY = """
@@ -33,6 +34,7 @@ BODY = """
 """
 
 
+@pytest.mark.slow
 def test_compiled_workers_give_the_numbers_of_one_process(tmp_path):
     (one,) = workers.told(workers.run(BODY, 1, tmp_path=tmp_path))
 

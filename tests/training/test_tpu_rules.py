@@ -38,6 +38,13 @@ def batched(data, size):
 
 # What keeps a short batch from being filled up, and a step from being compiled.
 WHOLE, UNCOMPILED = "whole", "uncompiled"
+
+
+def slow_but(names, *quick):
+    """Names as parameters, of which all but the quick ones are left to .ci/run."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
 CHOSEN = {
     "reductions": (4,),
     "reductions with sample weights": (2, UNCOMPILED),
@@ -60,7 +67,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", slow_but(CHOSEN, "reductions", "class metrics", "add_loss"))
 def test_a_short_batch_trains_as_on_one_device(name, monkeypatch):
     case = CASES[name]
     replicas, *apart = CHOSEN[name]
@@ -133,7 +140,11 @@ def test_masked_batch_normalisation_leaves_out_both():
 
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 @pytest.mark.parametrize(
-    "name", ["clipnorm", "sample weights", "accumulation and ema", "loss scale", "embedding"]
+    "name",
+    slow_but(
+        ["clipnorm", "sample weights", "accumulation and ema", "loss scale", "embedding"],
+        "accumulation and ema",
+    ),
 )
 def test_xla_on_several_replicas_gives_the_same_numbers(name, strategy, monkeypatch):
     case, compiled = CASES[name], []
