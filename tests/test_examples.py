@@ -83,3 +83,19 @@ def test_digits_take_their_options():
     assert "global batch            128 rows over 1 replica" in text
     assert re.search(r"^steps +11 in 1 epochs", text, re.MULTILINE)
     assert accuracy(text) > 0.1
+
+
+@pytest.mark.slow
+def test_digits_are_learned_with_parameter_servers():
+    jobs = dict(zip(("chief", "worker", "ps"), free_addresses(3), strict=True))
+    cluster = {job: [address] for job, address in jobs.items()}
+    configs = [
+        json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+        for job in ("chief", "worker", "ps")
+    ]
+
+    chief, worker, server = printed(*(start(TF_CONFIG=config) for config in configs))
+
+    assert "parameter_server on " in chief
+    assert accuracy(chief) >= 0.97
+    assert worker == server == ""
