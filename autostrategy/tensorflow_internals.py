@@ -49,6 +49,8 @@ def late_collectives() -> Iterator[None]:
     def enable_with_context(server_def: Any) -> None:
         context._context_handle = handle
         enable(server_def)
+        # "CPU:0" is remembered with the name of the job that devices have lost.
+        eager_context._device_parsing_cache.clear()
 
     context._context_handle = None
     context.enable_collective_ops = enable_with_context

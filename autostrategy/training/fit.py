@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from autostrategy import builder, tensorflow_internals
 from autostrategy.facts import Facts
@@ -14,10 +13,9 @@ from autostrategy.planner import Plan, StrategyKind
 from autostrategy.planner import plan as make_plan
 from autostrategy.prober import probe
 from autostrategy.training import (
-    dataset_graph,
+    carrying,
     evaluator,
     model_checks,
-    relocation,
 )
 from autostrategy.training.trainer import Trainer
 
@@ -99,7 +97,7 @@ def fit(
     served = chosen.kind is StrategyKind.PARAMETER_SERVER
     if served and chosen.cluster is not None and not chosen.cluster.is_chief:
         builder.build(chosen)  # serves the chief, and ends this process
-    model, arguments = _started(chosen, model, {"x": x, "y": y, **fit_arguments})
+    arguments = _started(chosen, {"x": x, "y": y, **fit_arguments})
 
     def compiled() -> Any:
         made = model_checks.model_from(model)
@@ -132,28 +130,18 @@ def fit(
     return trainer.fit(batch_size=batch_size, **arguments)
 
 
-def _started(plan: Plan, model: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _started(plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
     """Start the strategy of a cluster although data or model were made before it.
 
     Most scripts make their dataset first, and TensorFlow then refuses the
-    strategy. So datasets and variables are taken out, and put back after.
+    strategy. So datasets, variables and lookup tables are taken out, and put
+    back after.
     """
     alone = plan.workers == 1 and plan.kind is not StrategyKind.PARAMETER_SERVER
     if alone or not tensorflow_internals.is_initialized():
-        return model, arguments
-    values = relocation.detach(model) if isinstance(model, keras.Model) else None
-    packed = keras.tree.map_structure(_take_out, arguments)
-    strategy = builder.build(plan, late=True)
-    if values is not None:
-        relocation.relocate(model, strategy, values=values)
-    return model, keras.tree.map_structure(_put_back, packed)
-
-
-def _take_out(value: Any) -> Any:
-    if isinstance(value, tf.data.Dataset):
-        return dataset_graph.pack(value)
-    return value.numpy() if isinstance(value, tf.Tensor) else value
-
-
-def _put_back(value: Any) -> Any:
-    return dataset_graph.unpack(value) if isinstance(value, dataset_graph.Packed) else value
+        return arguments
+    put_back = carrying.take_out()
+    packed = keras.tree.map_structure(carrying.packed, arguments)
+    builder.build(plan, late=True)
+    put_back()
+    return keras.tree.map_structure(carrying.unpacked, packed)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from autostrategy import tensorflow_internals
@@ -31,7 +30,6 @@ def relocate(
     strategy: tf.distribute.Strategy,
     *,
     first_replica: int = 0,
-    values: dict[int, Any] | None = None,
 ) -> None:
     """Put every variable of a built model into `strategy`, with the value it has.
 
@@ -46,15 +44,13 @@ def relocate(
         model: a built model; its optimizers and metrics move too.
         strategy: where to; the default strategy brings plain variables back.
         first_replica: number, over all workers, of this process's first replica.
-        values: values by id of the Keras variable, for variables that can no
-            longer be read; see `detach`.
     """
     tensorflow_internals.let_distributed_variables_be_numbers()
     partitions = placement.partitions(model, strategy)
     for variable in keras_internals.state_of(model):
-        if values is None and _lives_in(variable.value, strategy):
+        if _lives_in(variable.value, strategy):
             continue
-        value = values[id(variable)] if values is not None else variable.value.numpy()
+        value = variable.value.numpy()
         if placement.is_served(strategy):
             parts = partitions.get(id(variable), 1)
             new = placement.on_servers(variable.value, value, strategy, parts=parts)
@@ -67,14 +63,6 @@ def relocate(
             optimizer, tf.distribute.get_strategy() if _keeps_plain(strategy) else strategy
         )
     keras_internals.forget_strategy(model)
-
-
-def detach(model: keras.Model) -> dict[int, Any]:
-    """The values of all variables by id, as arrays that outlive TensorFlow's devices."""
-    return {
-        id(variable): np.array(variable.value.numpy())
-        for variable in keras_internals.state_of(model)
-    }
 
 
 def _keeps_plain(strategy: tf.distribute.Strategy) -> bool:
