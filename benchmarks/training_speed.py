@@ -42,7 +42,8 @@ from measuring import nets, processes, strategies, tables
 from measuring.job import Job
 
 CONTENDERS = ("autostrategy", "autostrategy_reading", "loop", "keras", "tf_keras")
-EXECUTIONS = {"keras": (1, 8, 32), "tf_keras": (1, 8, 32)}
+EXECUTIONS = (1, 8, 32)
+WITH_EXECUTIONS = ("keras", "tf_keras")
 BATCH = 128
 EPOCH_STEPS = {"dense": 256, "convolutional": 128}
 EPOCHS = {"dense": 8, "convolutional": 3}
@@ -92,6 +93,14 @@ def parse() -> argparse.Namespace:
         choices=CONTENDERS,
         help="by default all, tf_keras only with --tf-keras-python",
     )
+    parser.add_argument(
+        "--execution",
+        nargs="+",
+        type=int,
+        default=list(EXECUTIONS),
+        choices=EXECUTIONS,
+        help="steps_per_execution of keras and tf_keras to choose the best of",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for every single measurement")
     parser.add_argument("--tf-keras-python", help="interpreter of an environment with tf_keras")
@@ -105,13 +114,13 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def variants(strategy: str, contenders: list[str]) -> list[tuple[str, int]]:
+def variants(strategy: str, contenders: list[str], executions: list[int]) -> list[tuple[str, int]]:
     """Contenders with their steps_per_execution, those that the strategy has."""
     return [
         (each, execution)
         for each in contenders
         if each != "autostrategy_reading" or strategy == strategies.PARAMETER_SERVER
-        for execution in EXECUTIONS.get(each, (1,))
+        for execution in (executions if each in WITH_EXECUTIONS else [1])
     ]
 
 
@@ -129,7 +138,7 @@ def measure(
         nets.write_records(rows_file, BATCH * epoch_steps)
     own: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
-        turn = variants(strategy, arguments.contender)
+        turn = variants(strategy, arguments.contender, arguments.execution)
         for contender, execution in reversed(turn) if number % 2 else turn:
             earlier = [r for r in own if (r["contender"], r["execution"]) == (contender, execution)]
             if len(earlier) >= TRIES and all("raises" in each for each in earlier):
@@ -187,7 +196,7 @@ def rows(own: list[dict[str, Any]], strategy: str, net: str) -> list[list[str]]:
     for contender in dict.fromkeys(each["contender"] for each in own):
         best = best_of(own, contender)
         named = contender
-        if contender in EXECUTIONS and any("milliseconds" in each for each in best):
+        if contender in WITH_EXECUTIONS and any("milliseconds" in each for each in best):
             named += f", {best[0]['execution']} steps an execution"
         made.append([strategy, net, named, *cells(best, own)])
     return made

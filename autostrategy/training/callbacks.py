@@ -67,6 +67,12 @@ def need_every_batch(callbacks: Sequence[Any], phase: str = "train") -> bool:
     )
 
 
+def see_batches(callbacks: Sequence[Any]) -> bool:
+    """Whether anybody looks at metrics within an epoch: a callback, or a moving progress bar."""
+    bars = (each for each in callbacks if isinstance(each, keras.callbacks.ProgbarLogger))
+    return need_every_batch(callbacks) or any(bar.verbose == 1 for bar in bars)
+
+
 def _overrides(callback: Any, name: str) -> bool:
     if name in vars(callback):  # keras.callbacks.LambdaCallback sets hooks on the instance
         return True

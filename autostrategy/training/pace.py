@@ -9,6 +9,9 @@ from autostrategy.training.layouts import Layout
 # the progress bar moves and Ctrl-C is heard.
 _LOOP_SECONDS = 0.1
 _MOST_STEPS = 128
+_UNTOLD_LOOPS = 2
+_FIRST_WINDOW = 2
+_MOST_GROWTH = 16
 
 
 class Pace:
@@ -24,6 +27,8 @@ class Pace:
         self._wanted = wanted
         self._steps = wanted or 1
         self._loops = 0
+        self._window = _FIRST_WINDOW
+        self._seen: list[tuple[int, float]] = []
 
     @property
     def steps(self) -> int:
@@ -41,12 +46,24 @@ class Pace:
             self._wanted = self._steps = 1
 
     def took(self, steps: int, seconds: float) -> None:
-        """Note how long a loop took; the first two tell nothing yet (tracing, warm caches)."""
+        """Note how long a loop took; the first two tell nothing yet (tracing, warm caches).
+
+        The number changes after 2, 4, 8, ... further loops, by their average: a
+        loop alone may have waited for something else. A short loop is mostly
+        the cost of its launch, so its steps seem slow; hence the number grows
+        in bounds, and is measured again.
+        """
         self._loops += 1
-        if self._wanted is not None or self._loops < 3 or self._loops & (self._loops - 1):
-            return  # measured at loops 4, 8, 16, ...
-        each = seconds / max(steps, 1)
+        if self._wanted is not None or self._loops <= _UNTOLD_LOOPS:
+            return
+        self._seen.append((steps, seconds))
+        if len(self._seen) < self._window:
+            return
+        each = sum(took for _, took in self._seen) / max(sum(done for done, _ in self._seen), 1)
+        self._seen.clear()
+        self._window *= 2
         if self._workers > 1:
             each = agreement.largest(self._layout, each)
         steps = int(_LOOP_SECONDS / max(each, 1e-9))
+        steps = max(self._steps // 2, min(steps, self._steps * _MOST_GROWTH))
         self._steps = max(1, min(_MOST_STEPS, steps))

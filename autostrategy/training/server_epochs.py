@@ -11,8 +11,10 @@ everything scheduled is done, and metrics are exact.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -61,6 +63,7 @@ class Servers:
         """One epoch's loops; the logs after the last. Arguments as `outer_loop.in_process`."""
         assert isinstance(feed, ServedFeed)
         loop = self._loop(feed, training=True)
+        watched = callback_rules.see_batches(hooks.callbacks)
         logs: dict[str, Any] = {}
         whole = math.lcm(
             *(each.gradient_accumulation_steps for each in keras_internals.accumulating(model))
@@ -87,14 +90,17 @@ class Servers:
                 begun = time.perf_counter()
                 hooks.on_train_batch_begin(step)
                 step += done
-                logs = self._logs(own_logs)
                 counts["training"] += seconds
                 counts["first"] = counts["first"] or seconds
-                outer_loop.require_finite(logs, epoch, step, hooks)
+                if watched:
+                    # Reading metrics asks every server, so not for nobody.
+                    logs = self._logs(own_logs)
+                    outer_loop.require_finite(logs, epoch, step, hooks)
                 hooks.on_train_batch_end(step - 1, logs)
                 pace.took(done, seconds * self._workers)
             if step:
                 logs = self._logs(own_logs)
+                outer_loop.require_finite(logs, epoch, step, hooks)
             if not model.stop_training:
                 feed.finished(step, wanted)
         counts["steps"] += step
@@ -205,7 +211,7 @@ class Servers:
             if not pending:
                 return
             count, remote = pending.popleft()
-            result = remote.get()
+            result = self._fetched(remote)
             if feed.workers_read:
                 done, worker, logs = int(result[0]), int(result[1]), result[2]
                 if done < count:
@@ -218,6 +224,26 @@ class Servers:
                     continue
                 result = done, logs
             yield result
+
+    def _fetched(self, remote: Any) -> Any:
+        """The result of a loop, once it is here.
+
+        Raises:
+            TrainingError: a server was lost, and the variables that it held with it.
+        """
+        try:
+            return remote.get()
+        except Exception as error:
+            # What else is under way must not reach a later call.
+            with contextlib.suppress(Exception):
+                self.coordinator.join()
+            lost = re.search(r"/job:ps/\S*task:(\d+)", str(error))
+            if isinstance(error, tf.errors.UnavailableError) and lost:
+                raise TrainingError(
+                    "Every server must stay alive while it holds variables. Received: no answer "
+                    f"from ps {lost[1]}. Start all tasks again, from the last checkpoint."
+                ) from None
+            raise
 
     def _loop(self, feed: ServedFeed, *, training: bool) -> Any:
         key = (*keras_internals.compiled_state(self._model), training, id(feed.grab))

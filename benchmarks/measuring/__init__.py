@@ -1,0 +1,1 @@
+"""What the benchmarks of training share: jobs in processes of their own, nets, contenders."""
