@@ -16,11 +16,19 @@ CASES = sorted(FOLDER.glob("case_*.py"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
-def test_case_ends_without_an_error(case, tmp_path):
+@pytest.mark.parametrize(
+    "strategy", ["auto", pytest.param("central_storage", marks=pytest.mark.slow)]
+)
+def test_case_ends_without_an_error(strategy, case, tmp_path):
     done = subprocess.run(
         [sys.executable, str(case)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(FOLDER), "CUDA_VISIBLE_DEVICES": "-1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(FOLDER),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "STRATEGY": strategy,
+        },
         capture_output=True,
         text=True,
         timeout=300,

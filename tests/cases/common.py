@@ -1,9 +1,11 @@
 """What the case scripts share: a fresh interpreter each, so virtual devices can be set.
 
 `run` trains through autostrategy on n virtual CPU replicas, with batch and
-learning-rate scaling off unless a case asks for it.
+learning-rate scaling off unless a case asks for it. With STRATEGY set it does
+so under that strategy; in a cluster of two workers, several replicas are these.
 """
 
+import dataclasses
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -13,6 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 def virtual_cpus(n):
     import tensorflow as tf
+
+    if "TF_CONFIG" in os.environ:
+        return
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * n)
@@ -25,6 +30,12 @@ def run(model_fn, data, n, **kw):
     kw.setdefault("verbose", 0)
     if "steps_per_execution" in kw:
         kw["steps_per_loop"] = kw.pop("steps_per_execution")
+    if "TF_CONFIG" in os.environ:
+        if n > 1:
+            return autostrategy.fit(model_fn, data, **kw)
+        kw["facts"] = dataclasses.replace(autostrategy.probe(), cluster=None)
+    if n > 1:
+        kw.setdefault("strategy", os.environ.get("STRATEGY", "auto"))
     return autostrategy.fit(model_fn, data, devices=[f"CPU:{i}" for i in range(n)], **kw)
 
 
