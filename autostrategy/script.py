@@ -25,7 +25,8 @@ def join_cluster() -> None:
     from autostrategy import planner, prober
 
     facts = prober.probe()
-    if facts.cluster is None or facts.cluster.world_size < 2:
+    cluster = facts.cluster
+    if cluster is None or (cluster.world_size < 2 and not cluster.addresses("ps")):
         return
     from autostrategy import builder
 
@@ -57,9 +58,13 @@ def _status(run: Callable[[], Any]) -> int:
     """0, or the status python would end with; a SystemExit goes on to the interpreter."""
     try:
         run()
-    except SystemExit:
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            sys.last_value = error
         raise
     except BaseException as error:
+        # As python does for an error that nobody caught: what runs at exit can tell.
+        sys.last_value = error
         # The hook prints the traceback that the error holds, whatever it is given.
         error = error.with_traceback(_below_runpy(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)

@@ -142,3 +142,8 @@ def ask_here(name: str) -> tf.Tensor:
 def _call(name: str, number: tf.Tensor) -> tf.Tensor:
     (answer,) = tf.raw_ops.PyFunc(input=[number], token=name, Tout=[tf.int32])
     return answer
+
+
+def is_there(remote: Any, *, within: float) -> bool:
+    """Whether the result of a scheduled function comes within some seconds."""
+    return bool(remote._status_available_event.wait(within))

@@ -87,7 +87,9 @@ def source(
         counts = [each.num_batches for each in adapters]
         return Source(
             adapter=adapters[0],
-            batch_size=_batch_size_of(adapters[0]),
+            batch_size=_batch_size_of(
+                next((each for each in adapters if each.num_batches != 0), adapters[0])
+            ),
             rows=None,
             steps=None if None in counts else sum(map(int, counts)),
             shards=adapters,

@@ -57,8 +57,41 @@ def pack(dataset: tf.data.Dataset) -> Packed:
 
 def calls_python(packed: Packed) -> bool:
     """Whether the dataset calls Python functions, which only this process has."""
-    graph = tf.compat.v1.GraphDef.FromString(packed.graph)
-    return any(node.op in _PYTHON for body in _bodies(graph) for node in body)
+    return any(node.op in _PYTHON for body in _bodies(_parsed(packed.graph)) for node in body)
+
+
+def writes_files(packed: Packed) -> bool:
+    """Whether the dataset caches in a file, which two processes must not write."""
+    for body in _bodies(_parsed(packed.graph)):
+        nodes = {node.name: node for node in body}
+        for node in body:
+            if node.op in ("CacheDataset", "CacheDatasetV2"):
+                name: Any = nodes.get(node.input[1].split(":")[0])
+                known = name is not None and name.op == "Const"
+                if not known or tf.make_ndarray(name.attr["value"].tensor).item() != b"":
+                    return True
+    return False
+
+
+def of_epoch(packed: Packed, epoch: int) -> bytes:
+    """The graph with every order that changes from pass to pass as in a later pass.
+
+    A dataset that is made anew begins with the order of its first pass.
+    """
+    graph = _parsed(packed.graph)
+    for body in _bodies(graph):
+        nodes = {node.name: node for node in body}
+        for node in body:
+            again = node.attr["reshuffle_each_iteration"].b if node.op in _SEEDED else False
+            seeds = _seeds(node, nodes) if again else []
+            if seeds and [number for _, number in seeds] != [0, 0]:
+                last, number = seeds[-1]
+                _write(last, number + epoch)
+    return graph.SerializeToString()
+
+
+def _parsed(graph: bytes) -> Any:
+    return tf.compat.v1.GraphDef.FromString(graph)
 
 
 def unpack(packed: Packed, *, seed: int | None = None) -> tf.data.Dataset:
@@ -69,7 +102,7 @@ def unpack(packed: Packed, *, seed: int | None = None) -> tf.data.Dataset:
         seed: for every `shuffle` that was given none, so that all workers draw
             the same order; None leaves them as they are.
     """
-    graph = tf.compat.v1.GraphDef.FromString(packed.graph)
+    graph = _parsed(packed.graph)
     for body in _bodies(graph):
         nodes = {node.name: node for node in body}
         for node in body:
@@ -93,8 +126,18 @@ def _bodies(graph: Any) -> Iterator[list[Any]]:
 
 
 def _set_seed(node: Any, nodes: dict[str, Any], seed: int) -> None:
+    seeds = _seeds(node, nodes)
+    if [number for _, number in seeds] == [0, 0]:
+        for (each, _), value in zip(seeds, (seed, seed + 1), strict=True):
+            _write(each, value)
+
+
+def _seeds(node: Any, nodes: dict[str, Any]) -> list[tuple[Any, int]]:
+    """The constants that are an operation's two seeds, with their values."""
     names = [node.input[i].split(":")[0] for i in _SEEDED[node.op]]
     inputs = [nodes[name] for name in names if name in nodes and nodes[name].op == "Const"]
-    if [int(tf.make_ndarray(each.attr["value"].tensor)) for each in inputs] == [0, 0]:
-        for each, value in zip(inputs, (seed, seed + 1), strict=True):
-            each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+    return [(each, int(tf.make_ndarray(each.attr["value"].tensor))) for each in inputs]
+
+
+def _write(constant: Any, value: int) -> None:
+    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))

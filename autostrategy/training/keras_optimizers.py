@@ -16,7 +16,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from autostrategy.training import share as shares
-from autostrategy.training.keras_variables import local_component
+from autostrategy.training.keras_variables import local_component, write_difference
 from autostrategy.training.partitioned import PartitionedVariable
 
 _apply = BaseOptimizer.apply
@@ -25,6 +25,7 @@ _tf_apply = LossScaleOptimizer._tf_apply
 _scale_loss = BaseOptimizer.scale_loss
 _scale_loss_scaled = LossScaleOptimizer.scale_loss
 _all_reduce = TFOptimizer._all_reduce_sum_gradients
+_assign_slot = TFOptimizer.assign
 _merge_call = tf.__internal__.distribute.interim.maybe_merge_call
 
 
@@ -180,6 +181,16 @@ def _replica_all_reduce(optimizer: Any, grads_and_vars: Any) -> Any:
     return list(grads_and_vars)
 
 
+def _replica_assign_slot(optimizer: Any, variable: Any, value: Any) -> Any:
+    """An optimizer's `assign` on a server, where other workers update the slot as well."""
+    share = shares.current()
+    if share is None or not share.asynchronous or isinstance(value, tf.IndexedSlices):
+        return _assign_slot(optimizer, variable, value)
+    target = variable.value if hasattr(variable, "_value") else variable
+    write_difference(target, tf.cast(value, target.dtype))
+    return None
+
+
 def _replica_merge_call(
     function: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -195,5 +206,6 @@ REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (BaseOptimizer, "scale_loss", _replica_scale_loss(_scale_loss)),
     (LossScaleOptimizer, "scale_loss", _replica_scale_loss(_scale_loss_scaled)),
     (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
+    (TFOptimizer, "assign", _replica_assign_slot),
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
 )

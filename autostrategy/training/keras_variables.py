@@ -78,9 +78,8 @@ def _replica_assign(variable: Any, value: Any) -> None:
         return
     target = part_of(variable)
     value = tf.cast(value, target.dtype)
-    if share.asynchronous and not share.reduced and id(variable) not in share.local:
-        # Other workers write to it too: only the difference is this step's.
-        target.assign_add(value - target.read_value())
+    if share.asynchronous and id(variable) not in share.local:
+        write_difference(target, value)
         return
     if share.central and not share.reduced and id(variable) not in share.local:
         raise TrainingError(
@@ -100,6 +99,39 @@ def _replica_assign(variable: Any, value: Any) -> None:
             kept = target.read_value() * tf.cast(share.momenta[id(variable)], target.dtype)
             value = kept + (value - kept) * tf.cast(share.weight * share.replicas, target.dtype)
     target.assign(value)
+
+
+def write_difference(target: Any, value: tf.Tensor) -> None:
+    """Write to a variable that other workers write to as well: only the change is this step's.
+
+    The change is from what the step has read, where the graph tells which read
+    went into `value`; what others wrote meanwhile stays. Numbers that stand
+    alone (the factor of a loss scale) and whole numbers are written as they are.
+    """
+    if not value.dtype.is_floating or target.shape.rank == 0:
+        target.assign(value)
+        return
+    target.assign_add(value - _read_for(value, target))
+
+
+# A new value is a few operations away from the old one; its gradient is a whole net away.
+_MOST_OPERATIONS = 64
+
+
+def _read_for(value: tf.Tensor, target: Any) -> tf.Tensor:
+    """What was read of `target` on the way to `value`; else what it holds now."""
+    if isinstance(target, PartitionedVariable):
+        last = target.last_read
+        here = last is not None and hasattr(last, "graph") and last.graph is value.graph
+        return last if here else target.read_value()
+    waiting, seen = [value.op], 0
+    while waiting and seen < _MOST_OPERATIONS:
+        operation = waiting.pop(0)
+        seen += 1
+        if _reads(operation, target):
+            return operation.outputs[0]
+        waiting.extend(each.op for each in operation.inputs)
+    return target.read_value()
 
 
 def _is_sum(value: tf.Tensor, target: tf.Variable) -> bool:

@@ -31,6 +31,10 @@ from autostrategy.training.xla_trial import XlaTrial
 # (callbacks, verbose) -> logs
 Validate = Callable[[Any, Any], dict[str, Any]]
 LoopMaker = Callable[..., Any]
+ENDED_EARLY = (
+    "The data must hold as many batches as it says. Received: data that ended early. "
+    "Does its length or cardinality promise more than it yields?"
+)
 # (model, feed, rate, pace, callbacks, counts, epoch, workers that agree) -> logs
 EpochTrainer = Callable[..., dict[str, Any]]
 
@@ -242,18 +246,21 @@ def _run(run: Any, iterator: Any, size: int) -> tuple[int, dict[str, Any]]:
         with static_shapes.told():
             return run(iterator, size)
     except (tf.errors.OutOfRangeError, tf.errors.FailedPreconditionError) as error:
-        counted = "expected to contain" in str(error)  # by tf.data.experimental.assert_cardinality
-        if isinstance(error, tf.errors.FailedPreconditionError) and not counted:
+        if not ended_early(error):
             raise
-        raise TrainingError(
-            "The data must hold as many batches as it says. Received: data that ended early. "
-            "Does its length or cardinality promise more than it yields?"
-        ) from None
+        raise TrainingError(ENDED_EARLY) from None
     except tf.errors.UnavailableError as error:
         raise TrainingError(
             "Every worker must stay alive until all are done. Received: "
             f"{_first_line(error)}. Look at the output of the other workers for the reason."
         ) from None
+
+
+def ended_early(error: Exception) -> bool:
+    """Whether data ended that had promised more."""
+    if isinstance(error, tf.errors.FailedPreconditionError):
+        return "expected to contain" in str(error)  # by tf.data.experimental.assert_cardinality
+    return isinstance(error, tf.errors.OutOfRangeError)
 
 
 def _first_line(error: tf.errors.OpError) -> str:

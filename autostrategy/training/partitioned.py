@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autostrategy.errors import TrainingError
+
 
 class PartitionedVariable:
     """Stands behind one Keras variable and holds its rows in parts, one on each server.
@@ -31,6 +33,7 @@ class PartitionedVariable:
         self.trainable = parts[0].trainable
         self.name = parts[0].name
         self._unique_id = parts[0]._unique_id
+        self.last_read: tf.Tensor | None = None
 
     @property
     def device(self) -> str:
@@ -38,8 +41,9 @@ class PartitionedVariable:
         return str(self.parts[0].device)
 
     def read_value(self) -> tf.Tensor:
-        """All rows, shape `self.shape`."""
-        return tf.concat([part.read_value() for part in self.parts], axis=0)
+        """All rows, shape `self.shape`; `last_read` keeps the tensor."""
+        self.last_read = tf.concat([part.read_value() for part in self.parts], axis=0)
+        return self.last_read
 
     value = read_value
 
@@ -53,6 +57,22 @@ class PartitionedVariable:
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         value = self.read_value()
         return value if dtype is None else tf.cast(value, dtype)
+
+    def __getitem__(self, item: Any) -> tf.Tensor:
+        return self.read_value()[item]
+
+    @property
+    def handle(self) -> Any:
+        """There is none.
+
+        Raises:
+            TrainingError: always, with what to do instead.
+        """
+        raise TrainingError(
+            "A variable whose rows are split over parameter servers can only be trained by "
+            "autostrategy. Received: another training of a model that holds one. Save the model "
+            "and load it to have a plain one."
+        )
 
     def assign(self, value: Any) -> PartitionedVariable:
         """Write all rows."""

@@ -23,7 +23,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autostrategy import rendezvous, tensorflow_internals
 from autostrategy.errors import TrainingError
+from autostrategy.facts import Cluster
 from autostrategy.training import callbacks as callback_rules
 from autostrategy.training import keras_internals, outer_loop, prediction, server_steps
 from autostrategy.training.feed import Feed
@@ -35,13 +37,20 @@ _LOOPS_A_WORKER = 2
 _TEST_STEPS_PER_LOOP = 16
 # Between calls that found a worker without data while others still have some.
 _IDLE_SECONDS = 0.005
+# How often to look for workers while none answers, and for how long.
+_LOOK_SECONDS = 5.0
+_ALONE_SECONDS = 30.0
 
 
 class Servers:
     """Schedules loops of one model on the workers; see the module."""
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, workers: int) -> None:
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, cluster: Cluster
+    ) -> None:
         self._model = model
+        self._cluster = cluster
+        workers = len(cluster.addresses("worker"))
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._depth = _LOOPS_A_WORKER * workers
         self._workers = workers
@@ -232,11 +241,16 @@ class Servers:
             TrainingError: a server was lost, and the variables that it held with it.
         """
         try:
+            self._wait(remote)
             return remote.get()
+        except TrainingError:
+            raise  # nobody is there to wait for
         except Exception as error:
             # What else is under way must not reach a later call.
             with contextlib.suppress(Exception):
                 self.coordinator.join()
+            if outer_loop.ended_early(error):
+                raise TrainingError(outer_loop.ENDED_EARLY) from None
             lost = re.search(r"/job:ps/\S*task:(\d+)", str(error))
             if isinstance(error, tf.errors.UnavailableError) and lost:
                 raise TrainingError(
@@ -244,6 +258,22 @@ class Servers:
                     f"from ps {lost[1]}. Start all tasks again, from the last checkpoint."
                 ) from None
             raise
+
+    def _wait(self, remote: Any) -> None:
+        """Wait for a loop, for as long as a worker is there to run it."""
+        alone_since: float | None = None
+        while not tensorflow_internals.is_there(remote, within=_LOOK_SECONDS):
+            workers = self._cluster.addresses("worker")
+            if any(rendezvous.knock(each) is None for each in workers):
+                alone_since = None
+                continue
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > _ALONE_SECONDS:
+                raise TrainingError(
+                    "At least one worker must stay alive. Received: no answer from "
+                    f"{', '.join(workers)} for {_ALONE_SECONDS:g} s. Start all tasks again, from "
+                    "the last checkpoint."
+                )
 
     def _loop(self, feed: ServedFeed, *, training: bool) -> Any:
         key = (*keras_internals.compiled_state(self._model), training, id(feed.grab))

@@ -8,6 +8,9 @@ generators, PyDataset, and the rest the chief reads and sends the rows
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -43,8 +46,12 @@ class ServedFeed(Feed):
         self._resident: Any = None
         dataset, self.grab, arrays = for_workers(given)
         self.spec = dataset.element_spec
+        self._passes = 0
+        self._remake: Callable[[int], Any] | None = None
         if given.shards is not None:
-            dataset = _on_workers(given.shards, coordinator)
+            packed = [dataset_graph.pack(each) for each in given.shards]
+            self._remake = functools.partial(_on_workers, packed, coordinator)
+            dataset = self._remake(0)
         super().__init__(
             given, layout, steps_per_epoch=steps_per_epoch, restarts=restarts, dataset=dataset
         )
@@ -55,6 +62,15 @@ class ServedFeed(Feed):
                     lambda: tf.data.Dataset.from_tensors(arrays).repeat()
                 )
             )
+
+    @contextlib.contextmanager
+    def epoch(self) -> Iterator[tuple[Iterator[Any], int | None]]:
+        """As in `Feed`; workers that begin a new pass draw a new order."""
+        if self._remake is not None and self._restarts and self._passes:
+            self._dataset = self._remake(self._passes)
+        self._passes += 1
+        with super().epoch() as drawn:
+            yield drawn
 
     def draw(self, iterator: Any, most: int) -> tuple[int, tuple[Any, ...]]:
         """Up to `most` steps: how many, and the arguments of a loop for them."""
@@ -85,6 +101,13 @@ def shards(x: Any, workers: int, *, seed: int) -> Any:
             )
             for index in range(workers)
         )
+        specs = {str(each.element_spec) for each in made}
+        if len(specs) > 1:
+            raise TrainingError(
+                "All workers must read elements of one form. Received: a function of InputContext "
+                f"whose datasets have {' and '.join(sorted(specs))}. Use drop_remainder and batch "
+                "sizes alike on all workers."
+            )
         for each in made:
             if dataset_graph.calls_python(dataset_graph.pack(each)):
                 raise TrainingError(
@@ -100,20 +123,20 @@ def shards(x: Any, workers: int, *, seed: int) -> Any:
         packed = dataset_graph.pack(x)
     except TrainingError:
         return x  # no graph holds it: the chief reads
-    if dataset_graph.calls_python(packed):
+    if dataset_graph.calls_python(packed) or dataset_graph.writes_files(packed):
         return x
     whole = dataset_graph.unpack(packed, seed=seed)
     return data.Shards(tuple(whole.shard(workers, index) for index in range(workers)))
 
 
-def _on_workers(datasets: tuple[tf.data.Dataset, ...], coordinator: Any) -> Any:
-    """The n-th dataset on the n-th worker; iterating makes an iterator on each.
+def _on_workers(packed: list[dataset_graph.Packed], coordinator: Any, passes: int) -> Any:
+    """The n-th dataset on the n-th worker after so many passes; iterating makes iterators.
 
     `create_per_worker_dataset` runs one function on all workers, so the
     function asks the worker for its number.
     """
-    graphs = tf.stack([tf.constant(dataset_graph.pack(each).graph) for each in datasets])
-    spec = datasets[0].element_spec
+    graphs = tf.stack([tf.constant(dataset_graph.of_epoch(each, passes)) for each in packed])
+    spec = packed[0].spec
 
     def dataset_fn() -> tf.data.Dataset:
         number = tensorflow_internals.ask_here(parameter_servers.NUMBER)

@@ -95,7 +95,8 @@ class Trainer:
         self._compiled_steps = CompiledSteps(plan)
         self._servers: server_epochs.Servers | None = None
         if plan.kind is StrategyKind.PARAMETER_SERVER:
-            self._servers = server_epochs.Servers(self.model, self.strategy, plan.workers)
+            assert plan.cluster is not None
+            self._servers = server_epochs.Servers(self.model, self.strategy, plan.cluster)
 
     @property
     def is_chief(self) -> bool:
@@ -248,6 +249,8 @@ class Trainer:
                 workers cannot be put together.
         """
         model_checks.require_positive(batch_size=batch_size, steps=steps)
+        if data.is_input_function(x):
+            x = data.read(x, self._layout, seed=0)
         given = data.source(x, batch_size=batch_size, steps_per_epoch=steps)
         self._require_agreement(given)
         made = data.batches(given)

@@ -60,11 +60,25 @@ class Job:
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the table: `make` takes `keras` or `tf_keras` and returns the job."""
+    """A row of the table.
+
+    Attributes:
+        name: in the table.
+        make: takes `keras` or `tf_keras` and returns the job.
+        only_keras_3: whether tf_keras has nothing of the kind.
+        refused_on_tpu: a part of autostrategy's message, where its rules of a
+            TPU (docs/decisions/0008) refuse the feature.
+    """
 
     name: str
     make: Callable[[Any], Job]
     only_keras_3: bool = False
+    refused_on_tpu: str | None = None
+
+    def refused_by(self, system: str, strategy: str) -> str | None:
+        """A part of the documented message, where the feature is refused."""
+        tpu = system == "autostrategy" and strategy == "tpu_stand_in"
+        return self.refused_on_tpu if tpu else None
 
 
 def only(*names: str) -> Callable[[Outcome, int], Outcome]:

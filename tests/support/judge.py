@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from jobs import Job, Outcome
 
-RIGHT, WRONG, RAISES, HANGS, CRASHES, ABSENT = (
+RIGHT, REFUSED, WRONG, RAISES, HANGS, CRASHES, ABSENT = (
     "right",
+    "refused",
     "wrong",
     "raises",
     "hangs",
     "crashes",
     "absent",
 )
+
+
+# In a message: folders of this machine, addresses, and TensorFlow's name for a call.
+_NOISE = re.compile(
+    r"(?<![\w.:/])/(?:[\w.+-]+/)+| object at 0x[0-9a-f]+|\{\{function_node [^}]*\}\} "
+)
+_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,27 @@ class Verdict:
         return asdict(self)
 
 
-def raised(error: BaseException) -> Verdict:
-    """The verdict on a cell that raised; its first line says what."""
+def raised(error: BaseException, refusal: str | None = None) -> Verdict:
+    """The verdict on a cell that raised; its first line says what.
+
+    Args:
+        error: what was raised.
+        refusal: what a documented refusal's message contains, where one is expected.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines[:1] == ["Graph execution error:"]:  # then a stack, and what happened after it
-        told = [line for line in lines[1:] if not line.startswith(("File ", "[[", "Detected at"))]
-        lines = told or lines
-    return Verdict(RAISES, f"{type(error).__name__}: {lines[0] if lines else ''}"[:300])
+        skipped = ("File ", "[[", "Detected at")
+        lines = [line for line in lines[1:] if not line.startswith(skipped)] or lines
+    if not lines:  # a bare assertion
+        lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    told = lines[0] if lines else ""
+    if told.endswith(("{", "[", "(", ":")) and len(lines) > 1:  # an array or a list follows
+        told = f"{told} ... {lines[-1]}"
+    text = f"{type(error).__name__}: {_NOISE.sub('', told)}"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ..."
+    refused = refusal is not None and type(error).__name__ == "TrainingError" and refusal in text
+    return Verdict(REFUSED if refused else RAISES, text)
 
 
 def judge(

@@ -3,7 +3,9 @@
 22 rows in batches of 7: no number of replicas divides them, and the last batch
 has one row. With SUPPORT_BATCHES=even the same features have 32 rows in batches
 of 8, which two replicas divide: so it is seen whether a system is right about a
-feature and only wrong about such batches. 5 epochs are 20 steps either way.
+feature and only wrong about such batches. SUPPORT_BATCHES=short has 29 rows in
+batches of 8, the last of 5: full batches are multiples of the replicas, as a TPU
+wants them. 5 epochs are 20 steps in each case.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 from flavours import data_set_class
 
-EVEN = os.environ.get("SUPPORT_BATCHES") == "even"
-ROWS, BATCH = (32, 8) if EVEN else (22, 7)
+_BATCHES = os.environ.get("SUPPORT_BATCHES", "uneven")
+ROWS, BATCH = {"uneven": (22, 7), "short": (29, 8), "even": (32, 8)}[_BATCHES]
 # Rows of the validation data, and of a batch of it.
-VALIDATION, VALIDATION_BATCH = (12, 4) if EVEN else (13, 3)
+VALIDATION, VALIDATION_BATCH = {"uneven": (13, 3), "short": (13, 4), "even": (12, 4)}[_BATCHES]
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""A child process: run features of one system under one strategy, a JSON line for each.
+"""One task of a column: run features of one system under one strategy, and report each.
 
     python run_cells.py SYSTEM STRATEGY --names NAMES.json --expected FOLDER --folder FOLDER
         [--batches even]
 
 The strategy "plain" is one device without any: its outcomes are written into
-the folder of expected ones, which the other strategies read. A parent
-(columns.py) watches the lines, since a cell may hang or end the process.
+the folder of expected ones, which the other strategies read. Tasks are forked
+by nursery.py and watched by columns.py, since a cell may hang or end the process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import json
 import os
 import pathlib
 import pickle
-import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
-
-LINE = "CELL "
 
 
 def outcome_path(
@@ -82,7 +80,7 @@ def cell(
         outcome = systems.run(system, strategy, job, folder)
     except Exception as error:
         traceback.print_exc()
-        return judge.raised(error)
+        return judge.raised(error, feature.refused_by(system, strategy))
     if strategy == "plain":
         path.write_bytes(pickle.dumps(outcome))
         return judge.judge(job, outcome, outcome, 1, synchronous=True)
@@ -94,15 +92,16 @@ def cell(
     return judge.judge(job, outcome, plain, replicas, synchronous=synchronous)
 
 
-def main() -> None:
+def run(arguments: list[str] | None, report: Callable[[dict[str, Any]], None]) -> None:
+    """Run every feature that the arguments name."""
     parser = argparse.ArgumentParser()
     parser.add_argument("system")
     parser.add_argument("strategy")
     parser.add_argument("--names", type=pathlib.Path, required=True)
     parser.add_argument("--expected", type=pathlib.Path, required=True)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--batches", choices=("uneven", "even"), default="uneven")
-    options = parser.parse_args()
+    parser.add_argument("--batches", choices=("uneven", "short", "even"), default="uneven")
+    options = parser.parse_args(arguments)
     os.environ["SUPPORT_BATCHES"] = options.batches  # parts.py reads it
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     serve_if_stock_server(options.system, options.strategy)
@@ -111,12 +110,11 @@ def main() -> None:
     for number, name in enumerate(json.loads(options.names.read_text())):
         begin = time.perf_counter()
         folder = options.folder / str(number)
+        print(f"---- {name}", flush=True)
         verdict = cell(options.system, options.strategy, name, options.expected, folder)
         seconds = round(time.perf_counter() - begin, 2)
-        line = {"name": name, "seconds": seconds, **verdict.as_json()}
-        sys.stdout.write(f"\n{LINE}{json.dumps(line)}\n")
-        sys.stdout.flush()
+        report({"name": name, "seconds": seconds, **verdict.as_json()})
 
 
 if __name__ == "__main__":
-    main()
+    run(None, lambda line: print(json.dumps(line), flush=True))

@@ -202,9 +202,12 @@ class Stock(Session):
             self.model_fn = compiled_by_xla
 
     def _fit(self, data: Any, arguments: dict[str, Any]) -> Any:
-        if self.strategy == "parameter_server":
-            return self.model.fit(**_for_parameter_servers(data(), arguments))
-        return super()._fit(data, arguments)
+        # A model made outside knows of no strategy, and would train without any.
+        knows = self.model.distribute_strategy is self.tf_strategy
+        with contextlib.nullcontext() if knows else self.scope():
+            if self.strategy == "parameter_server":
+                return self.model.fit(**_for_parameter_servers(data(), arguments))
+            return super()._fit(data, arguments)
 
 
 class AutoStrategy(Session):

@@ -3,7 +3,7 @@
 The harness that makes docs/support.md (benchmarks/support_table.py) measures
 the same cells for stock Keras and tf_keras too. Strategies of one process are
 tested here in process, a test for each cell. Those of a cluster have a test
-for each column, since starting one takes as long as its cells.
+for each column, and so has the stand-in for a TPU, which is given other batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # features warn of what they are about
 ]
 
-IN_PROCESS = [each for each in systems.STRATEGIES if each not in systems.CLUSTERS]
+APART = (*systems.CLUSTERS, "tpu_stand_in")
+IN_PROCESS = [each for each in systems.STRATEGIES if each not in APART]
 _plain = {}
 
 
@@ -44,12 +45,16 @@ def test_a_feature_trains_as_on_one_device(strategy, name, four_cpus, tmp_path):
     assert verdict.status == judge.RIGHT, verdict
 
 
-@pytest.mark.parametrize("strategy", systems.CLUSTERS)
-def test_every_feature_trains_in_a_cluster(strategy, tmp_path):
-    names = list(FEATURES)
-    columns.measure_expected(["autostrategy"], names, tmp_path / "expected")
+@pytest.mark.parametrize("strategy", APART)
+def test_every_feature_trains_in_processes_of_its_own(strategy, tmp_path):
+    names, batches = list(FEATURES), columns.batches_of(strategy)
+    expected = tmp_path / "expected"
+    columns.measure_expected(["autostrategy"], names, expected, batches=batches)
 
-    verdicts = columns.run_column("autostrategy", strategy, names, expected=tmp_path / "expected")
+    verdicts = columns.run_column(
+        "autostrategy", strategy, names, expected=expected, batches=batches
+    )
 
-    wrong = {name: verdict for name, verdict, _ in verdicts if verdict.status != judge.RIGHT}
+    fine = (judge.RIGHT, judge.REFUSED)
+    wrong = {name: verdict for name, verdict, _ in verdicts if verdict.status not in fine}
     assert wrong == {}

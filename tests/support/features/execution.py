@@ -62,5 +62,9 @@ EXECUTION = (
     Feature("jit_compile off", executed({"jit_compile": False})),
     Feature("steps_per_execution, with a remainder", executed({"steps_per_execution": 3})),
     Feature("steps_per_execution, arrays", several_steps_arrays),
-    Feature("run_eagerly", executed({"run_eagerly": True})),
+    Feature(
+        "run_eagerly",
+        executed({"run_eagerly": True}),
+        refused_on_tpu="must not run as Python under TPU rules",
+    ),
 )

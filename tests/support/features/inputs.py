@@ -31,6 +31,7 @@ from parts import (
 )
 
 WORDS = np.array(["ant", "bee", "cat", "dog"])[np.random.default_rng(0).integers(0, 4, (ROWS, 2))]
+DENSE = "must be dense numbers under TPU rules"
 LENGTHS = np.random.default_rng(1).integers(1, 5, ROWS)
 
 
@@ -244,9 +245,9 @@ INPUTS = (
         "generator, no row lost",
         counted(lambda k: (generator(X, IDS),), lambda: {"steps_per_epoch": 4}),
     ),
-    Feature("ragged input", ragged_input),
-    Feature("sparse input", sparse_input),
-    Feature("text with StringLookup", text_input),
+    Feature("ragged input", ragged_input, refused_on_tpu=DENSE),
+    Feature("sparse input", sparse_input, refused_on_tpu=DENSE),
+    Feature("text with StringLookup", text_input, refused_on_tpu=DENSE),
     Feature("Normalization after adapt", adapted),
     Feature(
         "validation_data, arrays",

@@ -113,7 +113,7 @@ def weights_files(k: Any) -> Job:
         other.load_weights(path)
         session.tell("other", other.predict(X, verbose=0))
         expected = session.model(X)
-        np.testing.assert_allclose(np.asarray(expected), session.outcome["other"], rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(expected), session.outcome["other"], 1e-5, 1e-6)
 
     return Job(net(k, lambda: adam(k)), dict, script=script)
 
