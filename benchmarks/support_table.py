@@ -19,6 +19,7 @@ import datetime
 import functools
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ EVEN = "even"  # right where the replicas divide every batch, and only there
 SYMBOLS = {
     judge.RIGHT: "✓",
     EVEN: "(✓)",
+    judge.REFUSED: "refused",
     judge.WRONG: "✗",
     judge.RAISES: "raises",
     judge.HANGS: "hangs",
@@ -52,6 +54,10 @@ SYMBOLS = {
     judge.ABSENT: "–",
     None: "?",
 }
+# As many features with one message are tried again on even batches before it is taken to be about
+# something else in the others too.
+TRIALS = 2
+SHOWN = 12  # features by name in a list of those with one message
 VERSIONS = """
 import importlib.metadata as m, json
 def version(name):
@@ -67,7 +73,52 @@ Cells = dict[str, dict[str, dict[str, dict[str, Any]]]]  # [system][strategy][fe
 
 def read(path: pathlib.Path) -> dict[str, Any]:
     """The results so far."""
-    return json.loads(path.read_text()) if path.exists() else {"versions": {}, "cells": {}}
+    if not path.exists():
+        return {"versions": {}, "cells": {}}
+    results = json.loads(path.read_text())
+    messages = results.pop("messages", [])
+    for cell in _every(results):
+        for part in (cell, cell.get("even", {})):
+            if isinstance(part.get("detail"), int):
+                part["detail"] = messages[part["detail"]]
+    return results
+
+
+def dumped(results: dict[str, Any]) -> str:
+    """The results file: a line for each cell, and each message once."""
+    messages: dict[str, int] = {}
+    lines = []
+    for system, by_strategy in results["cells"].items():
+        texts = []
+        for strategy, kept in by_strategy.items():
+            cells = [
+                f"   {json.dumps(name)}: {json.dumps(_compact(kept[name], messages))}"
+                for name in FEATURES
+                if name in kept
+            ]
+            texts.append(f"  {json.dumps(strategy)}: {{\n" + ",\n".join(cells) + "\n  }")
+        lines.append(f" {json.dumps(system)}: {{\n" + ",\n".join(texts) + "\n }")
+    cells = ",\n".join(lines)
+    versions, told = (json.dumps(each, indent=1) for each in (results["versions"], [*messages]))
+    return f'{{"versions": {versions},\n"cells": {{\n{cells}\n}},\n"messages": {told}}}\n'
+
+
+def _every(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for by_strategy in results["cells"].values():
+        for kept in by_strategy.values():
+            yield from kept.values()
+
+
+def _compact(cell: dict[str, Any], messages: dict[str, int]) -> dict[str, Any]:
+    """Without what is empty; numbers in three digits, and of a message its number."""
+    found = {key: value for key, value in cell.items() if value not in (None, "")}
+    if "error" in found:
+        found["error"] = float(f"{found['error']:.3g}")
+    if "detail" in found:
+        found["detail"] = messages.setdefault(found["detail"], len(messages))
+    if "even" in found:
+        found["even"] = _compact(found["even"], messages)
+    return found
 
 
 def versions_of(python: str) -> dict[str, str | None]:
@@ -86,7 +137,7 @@ def pythons(tf_keras_python: str | None) -> dict[str, str]:
 
 
 def measure(options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Measure the cells that are asked for, and save after each column."""
+    """Measure the cells that are asked for, and save after each."""
     python_of = pythons(options.tf_keras_python)
     systems = options.system or list(SYSTEMS)
     names = options.feature or list(FEATURES)
@@ -95,7 +146,7 @@ def measure(options: argparse.Namespace, results: dict[str, Any]) -> None:
     systems = [each for each in systems if each in python_of]
 
     def save() -> None:
-        options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        options.results.write_text(dumped(results))
 
     with tempfile.TemporaryDirectory() as temporary:
         expected = options.expected or pathlib.Path(temporary)
@@ -112,18 +163,20 @@ def measure(options: argparse.Namespace, results: dict[str, Any]) -> None:
                     python=python_of[system],
                     options=options,
                 )
-                for name, verdict, seconds in column(names, "uneven"):
-                    kept[name] = {**verdict.as_json(), "seconds": seconds}
+                first = [name for name in names if not (options.missing and name in kept)]
                 today = datetime.date.today().isoformat()
                 results["versions"].setdefault(system, {})[strategy] = {**versions, "date": today}
-                save()
+                for name, verdict in column(first, columns.batches_of(strategy)):
+                    kept[name] = verdict.as_json()
+                    save()
                 again = [name for name in names if _may_be_right_on_even_batches(kept[name], name)]
-                for name, verdict, seconds in column(again, "even"):
-                    kept[name]["seconds"] += seconds
-                    if verdict.status == judge.RIGHT:
-                        kept[name]["status"] = EVEN
-                    else:
-                        kept[name]["even"] = verdict.as_json()
+                trials, groups = _trials(kept, again)
+                for name, verdict in column(trials, "even"):
+                    _put_even(kept[name], verdict)
+                    save()
+                for name, verdict in column(_not_settled(kept, groups), "even"):
+                    _put_even(kept[name], verdict)
+                    save()
                 save()
                 seconds = time.monotonic() - begin
                 print(f"{system} {strategy}: {_count(kept)}, {seconds:.0f} s", flush=True)
@@ -138,7 +191,7 @@ def _column(
     expected: pathlib.Path,
     python: str,
     options: argparse.Namespace,
-) -> Iterator[tuple[str, judge.Verdict, float]]:
+) -> Iterator[tuple[str, judge.Verdict]]:
     """The column's cells on such batches, after those of one device where they are missing."""
     columns.measure_expected([system], names, expected, python_of=lambda _: python, batches=batches)
     made = columns.run_column(
@@ -153,13 +206,61 @@ def _column(
     )
     for name, verdict, seconds in made:
         if options.verbose or verdict.status not in (judge.RIGHT, judge.ABSENT):
-            print(f"  {batches}, {name}: {verdict.status} {verdict.detail}", flush=True)
-        yield name, verdict, round(seconds, 1)
+            text = f"{verdict.status} {verdict.detail}"
+            print(f"  {batches}, {name}: {text} ({seconds:.1f} s)", flush=True)
+        yield name, verdict
 
 
 def _may_be_right_on_even_batches(cell: dict[str, Any], name: str) -> bool:
     about_batches = name in {feature.name for feature in GROUPS["Batches"]}
-    return cell["status"] not in (judge.RIGHT, judge.ABSENT) and not about_batches
+    settled = cell["status"] in (judge.RIGHT, EVEN, judge.REFUSED, judge.ABSENT) or "even" in cell
+    return not settled and not about_batches
+
+
+def _put_even(cell: dict[str, Any], verdict: judge.Verdict) -> None:
+    """Add what even batches gave."""
+    if verdict.status == judge.RIGHT:
+        cell["status"] = EVEN
+    else:
+        cell["even"] = verdict.as_json()
+
+
+def _message(cell: dict[str, Any]) -> str | None:
+    """What a cell raised, without what differs from run to run; None where it did not raise."""
+    return _without_numbers(cell.get("detail", "")) if cell["status"] == judge.RAISES else None
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", text)
+
+
+def _trials(kept: dict[str, dict[str, Any]], names: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The cells to try on even batches first, and all that raise a message in common."""
+    by_message: dict[str, list[str]] = {}
+    for name in names:
+        message = _message(kept[name])
+        if message is not None:
+            by_message.setdefault(message, []).append(name)
+    later = {name for group in by_message.values() for name in group[TRIALS:]}
+    return [name for name in names if name not in later], list(by_message.values())
+
+
+def _not_settled(kept: dict[str, dict[str, Any]], groups: list[list[str]]) -> list[str]:
+    """The later cells of groups whose trials were not all alike on even batches.
+
+    The others are given what the trials gave.
+    """
+    rest: list[str] = []
+    for group in groups:
+        trials, later = group[:TRIALS], group[TRIALS:]
+        message = _message(kept[trials[0]])
+        alike = all(_message(kept[name].get("even", kept[name])) == message for name in trials)
+        if not alike or any(kept[name]["status"] == EVEN for name in trials):
+            rest += later
+            continue
+        for name in later:
+            kept[name]["even"] = {**kept[trials[0]]["even"], "as": trials[0]}
+    return rest
 
 
 def _known(kept: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,8 +274,13 @@ def _count(kept: dict[str, dict[str, Any]]) -> str:
     if not known:
         return "not measured"
     right = sum(cell["status"] == judge.RIGHT for cell in known)
-    even = sum(cell["status"] == EVEN for cell in known)
-    return f"{right} of {len(known)}" + (f", and {even} on even batches" if even else "")
+    text = f"{right} of {len(known)}"
+    more = {EVEN: "on even batches", judge.REFUSED: "refused as documented"}
+    for status, words in more.items():
+        count = sum(cell["status"] == status for cell in known)
+        text += f", {count} {words}" if count else ""
+    missing = sum(name not in kept for name in FEATURES)
+    return text + (f", {missing} not measured" if missing else "")
 
 
 def summary(cells: Cells) -> list[str]:
@@ -188,46 +294,89 @@ def summary(cells: Cells) -> list[str]:
 
 def table(kept: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
     """Feature by strategy, for one system."""
-    lines = []
+    lines = [f"| | {' | '.join(STRATEGIES)} |", f"| --- |{' --- |' * len(STRATEGIES)}"]
     for group, features in GROUPS.items():
-        lines += [f"| **{group}** | {' | '.join(STRATEGIES)} |"]
-        lines += [f"| --- |{' --- |' * len(STRATEGIES)}"]
+        lines.append(f"| **{group}** |{' |' * len(STRATEGIES)}")
         for feature in features:
             found = [kept.get(strategy, {}).get(feature.name) for strategy in STRATEGIES]
             symbols = [SYMBOLS[cell["status"] if cell else None] for cell in found]
             lines.append(f"| {feature.name} | {' | '.join(symbols)} |")
-        lines.append("")
-    return lines
+    return [*lines, ""]
 
 
-def not_right(kept: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """What was measured in each cell that is not right; the same text once for a strategy."""
+def not_right(system: str, kept: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """What was measured in each cell that is not right: refusals, wrong numbers, errors."""
+    cells = [
+        (strategy, name, kept[strategy][name])
+        for name in FEATURES
+        for strategy in STRATEGIES
+        if name in kept.get(strategy, {})
+        and kept[strategy][name]["status"] not in (judge.RIGHT, judge.ABSENT)
+    ]
+    refusals = [each for each in cells if each[2]["status"] == judge.REFUSED]
+    numbers = [each for each in cells if _is_about_numbers(each[2])]
+    errors = [each for each in cells if each not in refusals and each not in numbers]
     lines = []
-    for strategy in STRATEGIES:
-        by_text: dict[str, list[str]] = {}
-        for name in FEATURES:
-            cell = kept.get(strategy, {}).get(name)
-            if cell is None or cell["status"] in (judge.RIGHT, judge.ABSENT):
-                continue
-            by_text.setdefault(_measured(cell), []).append(name)
-        if by_text:
-            lines += [f"**{strategy}**", ""]
-        for text, names in by_text.items():
-            lines.append(f"- {'; '.join(names)}: {text}")
-        if by_text:
-            lines.append("")
+    for title, found, make in (
+        ("refused, as documented", refusals, _grouped),
+        ("errors", errors, _grouped),
+        ("wrong numbers", numbers, _listed),
+    ):
+        if found:
+            lines += [f"### {NAMES[system]}: {title}", "", *make(found), ""]
     return lines
 
 
-def _measured(cell: dict[str, Any]) -> str:
+Found = list[tuple[str, str, dict[str, Any]]]  # strategy, feature, cell
+
+
+def _last(cell: dict[str, Any]) -> dict[str, Any]:
+    """What remains where batches are not the matter: on even ones, where they were tried."""
+    return {"detail": "", **cell.get("even", cell)}
+
+
+def _is_about_numbers(cell: dict[str, Any]) -> bool:
     if cell["status"] == EVEN:
-        return f"on uneven batches. {_escaped(cell['detail'])}"
-    even = cell.get("even")
-    if even is not None:  # what remains where batches are not the matter
-        cell = even
-    error = "" if cell["error"] is None else f", relative error {cell['error']:.2g}"
-    where = "" if even is None else ", on even batches too"
-    return f"{cell['status']}{where}{error}. {_escaped(cell['detail'])}"
+        return "rror: " not in cell.get("detail", "")
+    return _last(cell)["status"] == judge.WRONG
+
+
+def _listed(cells: Found) -> list[str]:
+    """A row for each feature and measurement, with the strategies that gave it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for strategy, name, cell in cells:
+        last = _last(cell)
+        error = last.get("error")  # a huge one is of what should be 0
+        error = "" if error is None or error > 1e6 else f"{error:.1e}"
+        batches = "uneven only" if cell["status"] == EVEN else "even too" if "even" in cell else ""
+        rows.setdefault((name, f"{batches} | {error} | {_escaped(last['detail'])}"), []).append(
+            strategy
+        )
+    lines = ["| feature | strategies | batches | relative error | measured |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    return lines + [
+        f"| {name} | {', '.join(strategies)} | {text} |"
+        for (name, text), strategies in rows.items()
+    ]
+
+
+def _grouped(cells: Found) -> list[str]:
+    """Each message once, with the features that gave it, or their number where they are many."""
+    by_message: dict[str, tuple[str, dict[str, list[str]]]] = {}
+    for strategy, name, cell in cells:
+        last = _last(cell)
+        batches = ", on uneven batches only" if cell["status"] == EVEN else ""
+        status = judge.RAISES if cell["status"] == EVEN else last["status"]
+        text = f"{status}{batches}: {_escaped(last['detail'])}"
+        _, found = by_message.setdefault(_without_numbers(text), (text, {}))
+        found.setdefault(strategy, []).append(name)
+    lines = []
+    for text, found in by_message.values():
+        lines.append(f"- {text}")
+        for strategy, names in found.items():
+            shown = names if len(names) <= SHOWN else [f"{len(names)} features"]
+            lines.append(f"  - {strategy}: {'; '.join(shown)}")
+    return lines
 
 
 def _escaped(text: str) -> str:
@@ -254,23 +403,44 @@ def _dates(versions: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
 HEADER = """# What trains right under which strategy
 
 Made by `benchmarks/support_table.py` from its results file; not edited by hand.
+"""
+EXPLAINED = """## What was compared
 
-One harness, `tests/support`, trains every feature in a small net, about 20 steps on uneven batches,
-under every strategy with each system. A cell is **right** (✓) when losses, metrics, weights and
-optimizer variables are those of one device of the same system with `keras.Model.fit`, to a
-relative error of 1e-5 in float32 (a few features say otherwise: half precision is compared more
-loosely; Dropout's masks and BatchNormalization's statistics are held to what they should be).
-Under parameter servers steps are asynchronous, so there the steps taken, rows, evaluations and
-predictions must be exact, and the loss must fall. Batches are uneven: 22 rows in batches of 7,
-which no number of replicas divides, and a last batch of one row. What is not right on these is
-tried again with 32 rows in batches of 8: **(✓)** is right there, and only there. Otherwise a cell
-is wrong (✗), raises, hangs (no end within a minute) or crashes; – is a feature that the system does
-not have, ? is not measured.
+One harness, `tests/support`, trains every feature in a small net, for about 20 steps, under every
+strategy with each system, and on one device of the same Keras with `Model.fit` and no strategy.
+A cell is right when losses, metrics, weights and optimizer variables of the two are equal to a
+relative 1e-5 or an absolute 1e-6, in float32. Features that need it say otherwise in the harness:
+half precision is compared more loosely, float64 more closely, and Dropout's masks and
+BatchNormalization's moving statistics are held to what they should be. Under parameter servers
+steps are asynchronous: there the number of steps, rows seen, evaluations and predictions must be
+those of one device, and the loss must fall.
 
-Strategies have two replicas: virtual CPUs, two worker processes, or for parameter servers one
-chief, two workers and two servers, all on one machine. `tpu_stand_in` has two virtual CPUs with
-the step compiled by XLA; no TPU was there. Stock Keras and tf_keras train with `model.fit` of a
-model made in `strategy.scope()`.
+Batches are uneven: 22 rows in batches of 7, which two replicas do not divide, and a last batch of
+one row. For `tpu_stand_in` full batches are multiples of the replicas: 29 rows in batches of 8.
+What is not right on these is tried again on 32 rows in batches of 8. (Where two features raise the
+same message there too, others with that message are not tried again.)
+
+Strategies have two replicas: virtual CPUs; two worker processes; for parameter servers one chief,
+two workers and two servers; all on one machine. autostrategy trains with `autostrategy.fit` and a
+model made outside any scope. Stock Keras and tf_keras train with `model.fit` of a model made and
+compiled in `strategy.scope()`; under parameter servers they are given a repeated dataset and
+`steps_per_epoch`, as TensorFlow's guide says.
+
+`tpu_stand_in` is two virtual CPUs with the step compiled by XLA; no TPU was there. For stock Keras
+and tf_keras that is MirroredStrategy with `jit_compile=True`. On a TPU they would use TPUStrategy,
+of which their column says nothing.
+
+| | |
+| --- | --- |
+| ✓ | right |
+| (✓) | right on even batches, and only there |
+| refused | a clear error that the documentation announces; listed below the table |
+| ✗ | wrong numbers |
+| raises | an error |
+| hangs | no end within 25 s and, alone, within 55 s, where one device takes a second |
+| crashes | the process ends |
+| – | the system has no such feature |
+| ? | not measured |
 """
 
 
@@ -278,13 +448,10 @@ def markdown(results: dict[str, Any]) -> str:
     """The page."""
     cells = results["cells"]
     lines = [HEADER, *_dates(results["versions"]), "", "Right cells, of those that exist:", ""]
-    lines += [*summary(cells), ""]
+    lines += [*summary(cells), "", EXPLAINED]
     for system in SYSTEMS:
         kept = cells.get(system, {})
-        lines += [f"## {NAMES[system]}", "", *table(kept)]
-        found = not_right(kept)
-        if found:
-            lines += [f"### {NAMES[system]}: what was measured where it is not right", "", *found]
+        lines += [f"## {NAMES[system]}", "", *table(kept), *not_right(system, kept)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -297,6 +464,7 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", choices=STRATEGIES)
     parser.add_argument("--feature", action="append", choices=list(FEATURES), metavar="NAME")
     parser.add_argument("--tf-keras-python", help="an interpreter that has tf_keras")
+    parser.add_argument("--missing", action="store_true", help="go on: not what is there already")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one cell")
     parser.add_argument("--results", type=pathlib.Path, default=SUPPORT / "results.json")
     parser.add_argument("--expected", type=pathlib.Path, help="keep one device's outcomes here")

@@ -214,13 +214,18 @@ class Servers:
                 if count:
                     number = tf.constant(next(self._numbers), tf.int64)
                     left = tf.constant(0 if scheduled else carried)
-                    remote = self.coordinator.schedule(function, args=(*arguments, number, left))
+                    with self._telling():
+                        remote = self.coordinator.schedule(
+                            function, args=(*arguments, number, left)
+                        )
                     pending.append((count, remote))
                     scheduled += count
             if not pending:
                 return
             count, remote = pending.popleft()
-            result = self._fetched(remote)
+            with self._telling():
+                self._wait(remote)
+                result = remote.get()
             if feed.workers_read:
                 done, worker, logs = int(result[0]), int(result[1]), result[2]
                 if done < count:
@@ -234,15 +239,16 @@ class Servers:
                 result = done, logs
             yield result
 
-    def _fetched(self, remote: Any) -> Any:
-        """The result of a loop, once it is here.
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say clearly what went wrong on a worker; it is told when a loop is fetched or scheduled.
 
         Raises:
-            TrainingError: a server was lost, and the variables that it held with it.
+            TrainingError: data ended early, or a server was lost, and the
+                variables that it held with it.
         """
         try:
-            self._wait(remote)
-            return remote.get()
+            yield
         except TrainingError:
             raise  # nobody is there to wait for
         except Exception as error:

@@ -87,7 +87,14 @@ def test_only_the_chief_writes_files(tmp_path):
     assert len((folder / "log.csv").read_text().splitlines()) == 7
 
 
-@pytest.mark.parametrize("mode", ["early", "one", "batch"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "one",
+        pytest.param("early", marks=pytest.mark.slow),
+        pytest.param("batch", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_stop_at_the_same_epoch(mode, tmp_path):
     """Also when a callback of one worker alone asks to stop."""
     one, two = workers.told(go(mode, tmp_path, tmp_path))
@@ -96,6 +103,7 @@ def test_workers_stop_at_the_same_epoch(mode, tmp_path):
     assert one["iterations"] == two["iterations"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_other_and_the_run_can_be_taken_up_again(tmp_path):
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()

@@ -347,3 +347,135 @@ tell([fails(sharded), fails(lambda context: rows), fails(python),
     assert (steps, updates) == (63, 31)  # 21 steps in each epoch
     assert rows == [203.0] * 3
     assert left  # the gradients of the 63rd step wait for the next
+
+
+@pytest.mark.slow
+def test_two_workers_lose_nothing_of_slots_and_constraints_and_draw_new_orders(tmp_path):
+    ended = workers.run(
+        NET
+        + """
+import autostrategy
+import tensorflow as tf
+ids = np.random.default_rng(0).integers(0, 50_000, (203, 3))
+values = np.random.default_rng(1).normal(size=(203, 1)).astype("float32")
+told = {}
+
+def table():
+    keras.utils.set_random_seed(1)
+    i = keras.Input((3,), dtype="int32")
+    h = layers.GlobalAveragePooling1D()(layers.Embedding(50_000, 8)(i))
+    model = keras.Model(i, layers.Dense(1)(h))
+    model.compile(keras.optimizers.Adamax(0.01), "mse")
+    return model
+
+told["adamax"] = autostrategy.fit(
+    table, ids, values, batch_size=20, epochs=3, verbose=0).history["loss"]
+
+class Inert(keras.constraints.Constraint):
+    def __call__(self, w):
+        return w * 1.0
+
+def constrained():
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(
+        1, use_bias=False, kernel_initializer="zeros", kernel_constraint=Inert())])
+    model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred)
+    return model
+
+ones = np.ones((400, 1), "float32")
+told["constraint"] = float(autostrategy.fit(
+    constrained, ones, ones, batch_size=1, verbose=0, steps_per_loop=4
+).model.get_weights()[0][0, 0])
+
+class Neighbours(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="neighbours")
+        self.total = self.add_variable((), "zeros")
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(y_true[0, 0] * y_true[1, 0])
+    def result(self):
+        return self.total + 0
+
+def linear():
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Neighbours()])
+    return model
+
+line = np.linspace(0, 1, 40, dtype="float32")[:, None]
+plain = tf.data.Dataset.from_tensor_slices((line, line))
+for name, arguments in {"unseeded": {}, "seeded": {"seed": 3}}.items():
+    told[name] = autostrategy.fit(
+        linear, plain.shuffle(40, **arguments).batch(4), epochs=3, verbose=0
+    ).history["neighbours"]
+told["file"] = autostrategy.fit(linear, plain.batch(4).cache("rows"), verbose=0).report.steps
+
+def text(*data):
+    try:
+        return autostrategy.fit(linear, *data, verbose=0).report.steps
+    except autostrategy.TrainingError as error:
+        return str(error)
+
+told["promise"] = text(plain.batch(4).apply(tf.data.experimental.assert_cardinality(50)))
+told["forms"] = text(
+    lambda context: plain.batch(4, drop_remainder=context.input_pipeline_id == 0))
+told["empty shard"] = text(lambda context: plain.batch(4).take(5 * context.input_pipeline_id))
+tell(told)
+""",
+        {"chief": 1, "worker": 2, "ps": 2},
+        tmp_path=tmp_path,
+    )
+
+    told = chief_of(ended).value
+    assert max(told["adamax"]) < 1
+    assert told["constraint"] == 400
+    for name in ("unseeded", "seeded"):
+        assert len({round(each, 4) for each in told[name]}) == 3, name
+    assert told["file"] == 10
+    assert "must hold as many batches as it says" in told["promise"]
+    assert "All workers must read elements of one form" in told["forms"]
+    assert told["empty shard"] == 5
+
+
+@pytest.mark.slow
+def test_servers_and_workers_that_are_lost_are_named(tmp_path):
+    body = (
+        NET
+        + """
+import os, signal, threading
+import autostrategy
+from autostrategy.training import server_epochs
+server_epochs._ALONE_SECONDS = 3.0
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+if task["type"] == os.environ["LOST"]:
+    threading.Timer(12, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+autostrategy.fit(model_fn, rows, marks, batch_size=20, epochs=100_000, verbose=0)
+"""
+    )
+    jobs = {"chief": 1, "worker": 1, "ps": 1}
+
+    for lost, text in {
+        "ps": "Every server must stay alive while it holds variables. Received: no answer",
+        "worker": "At least one worker must stay alive. Received: no answer from 127.0.0.1",
+    }.items():
+        ended = workers.run(body, jobs, tmp_path=tmp_path, timeout=90, env={"LOST": lost})
+        chief = next(each for each in ended if each.task[0] == "chief")
+        assert chief.status == 1
+        assert text in chief.output
+
+
+@pytest.mark.slow
+def test_run_serves_before_the_script_and_tells_of_a_script_that_fails(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('SCRIPT')\nimport sys\nsys.exit('accuracy too low')\n")
+    command = f"""
+import subprocess, sys
+done = subprocess.run([sys.executable, "-m", "autostrategy", "run", {str(script)!r}],
+                      capture_output=True, text=True)
+print(done.stdout, done.stderr)
+sys.exit(done.returncode)
+"""
+
+    ended = workers.run(command, {"chief": 1, "worker": 1, "ps": 1}, tmp_path=tmp_path)
+
+    assert {each.status for each in ended} == {1}
+    assert ["SCRIPT" in each.output for each in ended] == [True, False, False]
+    assert all("ended with an error" in each.output for each in ended[1:])

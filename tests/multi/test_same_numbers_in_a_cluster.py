@@ -320,6 +320,7 @@ UNEQUAL = """
 """
 
 
+@pytest.mark.slow
 def test_data_that_is_not_the_same_on_all_workers_is_refused_and_never_hangs(tmp_path):
     told = workers.told(workers.run(UNEQUAL, 2, tmp_path=tmp_path, timeout=120))
 
