@@ -8,6 +8,7 @@ chief's address stops answering.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -78,6 +79,7 @@ def run(
     for file in _until_end(watch, chief, timeout):
         if not _loaded(trainer, file, *data):
             continue
+        watch.read(file)
         x, y, sample_weight = data
         logs = trainer.evaluate(
             x,
@@ -101,6 +103,12 @@ class _Watch:
         pattern = re.sub(r"\{[^}]*\}", "*", path)
         self._folder, self._pattern = Path(pattern).parent, Path(pattern).name
         self._seen: dict[Path, tuple[int, int]] = {}
+
+    def read(self, file: Path) -> None:
+        """Note that the file was read as it is now; it may have been half written when found."""
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            self._seen[file] = (status.st_mtime_ns, status.st_size)
 
     def new(self) -> list[Path]:
         """Files that are new or were written again, oldest first."""
