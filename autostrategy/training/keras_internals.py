@@ -188,6 +188,12 @@ def accumulators_of(optimizer: Any) -> tuple[Any, list[Any]]:
     return optimizer._iterations, list(optimizer._accumulated_gradients)
 
 
+def slots_at(optimizer: Any, variable: tf.Variable) -> list[Any]:
+    """What an optimizer keeps for one TensorFlow variable, or for one part of one, in its order."""
+    index = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
+    return [] if index is None else slots_of(optimizer)[index][1]
+
+
 def has_own(model: keras.Model, step: str) -> bool:
     """Whether the model's class overrides `train_step`, `test_step` or `predict_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)

@@ -15,8 +15,10 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from autostrategy import tensorflow_internals
+from autostrategy.training import keras_internals
 from autostrategy.training import share as shares
-from autostrategy.training.keras_variables import local_component, write_difference
+from autostrategy.training.keras_variables import local_component, part_of, write_difference
 from autostrategy.training.partitioned import PartitionedVariable
 
 _apply = BaseOptimizer.apply
@@ -43,6 +45,9 @@ class _InReplica:
         ) -> Any:
             if isinstance(variable, PartitionedVariable):
                 return _update_parts(variable, function, args)
+            share = shares.current()
+            if share is not None and share.asynchronous:
+                return _update_from_snapshot(share, variable, function, args)
             return function(local_component(variable), *args, **(kwargs or {}))
 
 
@@ -55,9 +60,43 @@ def _update_parts(
     for index, part in enumerate(variable.parts):
         share.part = index
         try:
-            function(part, *(variable.part_of(each, index) for each in args))
+            _update_from_snapshot(
+                share, part, function, tuple(variable.part_of(each, index) for each in args)
+            )
         finally:
             share.part = None
+
+
+def _update_from_snapshot(
+    share: shares.Share, variable: tf.Variable, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """Update a variable on a server from slots as they were at one moment.
+
+    Other workers update them too. Adam divides a mean of gradients by their
+    variance; one that saw another's mean, and the variance before it, might
+    divide by nothing but epsilon. So slots are read in their order and written
+    in the reverse: who sees a mean also sees the variance that came before it.
+    """
+    held = keras_internals.slots_at(share.optimizer, variable)
+    # Gradients of a round of accumulation are this worker's own anyway.
+    slots = [slot for slot in held if id(slot) not in share.local]
+    reads: list[tf.Tensor] = []
+    for slot in slots:
+        with tf.control_dependencies(reads[-1:]):
+            reads.append(part_of(slot).read_value())
+    targets = [part_of(slot) for slot in slots]
+    for slot, target, read in zip(slots, targets, reads, strict=True):
+        share.local[id(slot)] = tensorflow_internals.temporary_variable(read, like=target)
+    try:
+        function(variable, *args)
+        after = [share.local[id(slot)].read_value() for slot in slots]
+    finally:
+        for slot in slots:
+            share.local.pop(id(slot), None)
+    written: list[tf.Operation] = []
+    for target, value, read in reversed(list(zip(targets, after, reads, strict=True))):
+        with tf.control_dependencies(written):
+            written = [target.assign_add(value - read, read_value=False)]
 
 
 def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +136,7 @@ def _updating(share: shares.Share, optimizer: Any) -> Iterator[None]:
     chain = [optimizer, getattr(optimizer, "inner_optimizer", None)]
     for each in filter(None, chain):
         each._distribution_strategy = _InReplica
-    share.reduced = True
+    share.reduced, share.optimizer = True, chain[-1] or optimizer
     try:
         yield
     finally:

@@ -58,9 +58,10 @@ def _own_part(variable: Any) -> Any:
     share = shares.current()
     if share is None or (share.reduced and not share.asynchronous):
         return None
-    if share.part is not None and isinstance(variable._value, PartitionedVariable):
+    own = share.local.get(id(variable))
+    if own is None and share.part is not None and isinstance(variable._value, PartitionedVariable):
         return variable._value.parts[share.part]
-    return share.local.get(id(variable))
+    return own
 
 
 def _replica_value(variable: Any) -> Any:

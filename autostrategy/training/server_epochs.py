@@ -292,7 +292,9 @@ class Servers:
     def _logs(self, own_logs: dict[str, Any]) -> dict[str, Any]:
         key = keras_internals.compiled_state(self._model)
         if key not in self._metrics:
-            self._metrics[key] = tf.function(self._model.get_metrics_result, autograph=False)
+            # A function of its own each time: TensorFlow warns of one method traced often.
+            read = self._model.get_metrics_result
+            self._metrics[key] = tf.function(lambda: read(), autograph=False)
         metrics = self._metrics[key]()
         return keras_internals.pythonify(
             keras_internals.logs_or_metrics(self._model, own_logs, metrics)

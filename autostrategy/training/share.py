@@ -55,7 +55,8 @@ class Share:
     parameter servers, which takes whole batches and waits for nobody; of the
     scalars it has none. `varying` collects what workers exchange in shapes that
     differ from step to step, None where there is one worker. `part` is the
-    number of the part of a partitioned variable that is being updated.
+    number of the part of a partitioned variable that is being updated,
+    `optimizer` what updates it.
     `weighs_loss` says that the step is Keras's own, where weighting the loss
     is enough. `real` says which of the rows count, shape [rows], where some only fill
     up the batch, and is None elsewhere.
@@ -86,6 +87,7 @@ class Share:
     asynchronous: bool = False
     varying: list[str] | None = None
     part: int | None = None
+    optimizer: Any = None
     before: dict[int, tf.Tensor] = field(default_factory=dict)
     weighted: bool = False
     reduced: bool = False
