@@ -282,7 +282,8 @@ class Servers:
                 )
 
     def _loop(self, feed: ServedFeed, *, training: bool) -> Any:
-        key = (*keras_internals.compiled_state(self._model), training, id(feed.grab))
+        form = tuple(tf.nest.flatten(feed.spec))  # a loop is traced for batches of one form
+        key = (*keras_internals.compiled_state(self._model), training, id(feed.grab), form)
         if key not in self._functions:
             make = server_steps.make_reading_loop if feed.workers_read else server_steps.make_loop
             function = make(self._model, feed.layout, feed.spec, feed.grab, training=training)

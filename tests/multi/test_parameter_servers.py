@@ -182,6 +182,12 @@ told |= {
     "few batches": seen(plain.take(1)),
 }
 
+plan = autostrategy.plan(autostrategy.probe())
+again = autostrategy.Trainer(model_fn, plan, batch_scaling="off")
+told["other batches"] = [
+    again.fit(rows, marks, batch_size=size, verbose=0).history["rows"][0] for size in (29, 7, 50)
+]
+
 ids = np.random.default_rng(0).integers(0, 50_000, (400, 3))
 values = ids[:, :1].astype("float32") / 50_000
 
@@ -225,6 +231,7 @@ tell(told)
     assert told["sharded"] == [44, 203.0, 203.0]  # 102 and 101 rows, 11 batches each
     assert told["generator"] == [21, 203.0]
     assert told["few batches"] == [2, 10.0, 10.0]
+    assert told["other batches"] == [203.0] * 3
     assert told["parts"] == [":0/task:0/device:CPU:0", ":0/task:1/device:CPU:0"]
     assert told["slots"] == 2
     assert told["saved"]
