@@ -30,11 +30,30 @@ def optimizers_of(model: keras.Model) -> list[Any]:
         for item in vars(layer).values():
             members = item.values() if isinstance(item, dict) else item
             held.extend(members if isinstance(item, (list, tuple, dict)) else [item])
-    for optimizer in held:
-        while isinstance(optimizer, BaseOptimizer) and id(optimizer) not in found:
+    waiting = held[::-1]
+    while waiting:
+        optimizer = waiting.pop()
+        if isinstance(optimizer, BaseOptimizer) and id(optimizer) not in found:
             found[id(optimizer)] = optimizer
-            optimizer = getattr(optimizer, "inner_optimizer", None)
+            waiting += inner_optimizers(optimizer)
     return list(found.values())
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """What an optimizer hands gradients to: LossScaleOptimizer to one, MultiOptimizer to several.
+
+    Empty for one that updates variables itself.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return list(getattr(optimizer, "_inner_optimizers", ())) if inner is None else [inner]
+
+
+def updating(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables when `optimizer`, which may be None, applies."""
+    if optimizer is None:
+        return []
+    inner = inner_optimizers(optimizer)
+    return [found for each in inner for found in updating(each)] or [optimizer]
 
 
 def metrics_of(model: keras.Model) -> list[Any]:
@@ -137,11 +156,20 @@ def forget_strategy(model: keras.Model) -> None:
 def reindex(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Let an optimizer find its slots by the variables that there are now, in `strategy`."""
     optimizer._distribution_strategy = strategy if optimizer.built else tf.distribute.get_strategy()
-    if optimizer.built:
-        optimizer._trainable_variables_indices = {
-            optimizer._var_key(part): index
-            for index, variable in enumerate(optimizer._trainable_variables)
-            for part in getattr(variable._value, "parts", (variable,))
+    if not optimizer.built:
+        return
+    places = optimizer._trainable_variables_indices
+    chosen = getattr(optimizer, "_var_to_optimizer_idx", None)  # of a MultiOptimizer
+    chosen_at = {places[key]: number for key, number in (chosen or {}).items()}
+    in_parts = chosen is None  # a MultiOptimizer has a gradient for each place
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(part): index
+        for index, variable in enumerate(optimizer._trainable_variables)
+        for part in (in_parts and getattr(variable._value, "parts", None)) or (variable,)
+    }
+    if chosen is not None:
+        optimizer._var_to_optimizer_idx = {
+            key: chosen_at[index] for key, index in optimizer._trainable_variables_indices.items()
         }
 
 
@@ -332,5 +360,4 @@ def set_jit_compile(model: keras.Model, value: bool) -> None:
 
 def scope_of(optimizer: Any) -> Any:
     """The scope of the strategy that holds the optimizer's variables."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner._distribution_strategy.scope()
+    return updating(optimizer)[0]._distribution_strategy.scope()

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -18,11 +19,13 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from autostrategy import tensorflow_internals
 from autostrategy.training import keras_internals
 from autostrategy.training import share as shares
+from autostrategy.training.drafts import Draft
 from autostrategy.training.keras_variables import local_component, part_of, write_difference
 from autostrategy.training.partitioned import PartitionedVariable
 
 _apply = BaseOptimizer.apply
 _apply_scaled = LossScaleOptimizer.apply
+_Several = getattr(keras.optimizers, "MultiOptimizer", None)  # not in Keras 3.12
 _tf_apply = LossScaleOptimizer._tf_apply
 _scale_loss = BaseOptimizer.scale_loss
 _scale_loss_scaled = LossScaleOptimizer.scale_loss
@@ -70,7 +73,10 @@ def _update_parts(
 def _update_from_snapshot(
     share: shares.Share, variable: tf.Variable, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    """Update a variable on a server from slots as they were at one moment.
+    """Update a variable on the server that holds it, from slots as they were at one moment.
+
+    Only the gradient crosses the network: slots live beside their variable
+    (`placement.beside`), and the update runs there.
 
     Other workers update them too. Adam divides a mean of gradients by their
     variance; one that saw another's mean, and the variance before it, might
@@ -80,28 +86,43 @@ def _update_from_snapshot(
     held = keras_internals.slots_at(share.optimizer, variable)
     # Gradients of a round of accumulation are this worker's own anyway.
     slots = [slot for slot in held if id(slot) not in share.local]
-    reads: list[tf.Tensor] = []
-    for slot in slots:
-        with tf.control_dependencies(reads[-1:]):
-            reads.append(part_of(slot).read_value())
     targets = [part_of(slot) for slot in slots]
-    for slot, target, read in zip(slots, targets, reads, strict=True):
-        share.local[id(slot)] = tensorflow_internals.temporary_variable(read, like=target)
-    try:
-        function(variable, *args)
-        after = [share.local[id(slot)].read_value() for slot in slots]
-    finally:
-        for slot in slots:
-            share.local.pop(id(slot), None)
-    written: list[tf.Operation] = []
-    for target, value, read in reversed(list(zip(targets, after, reads, strict=True))):
-        with tf.control_dependencies(written):
-            written = [target.assign_add(value - read, read_value=False)]
+    with tf.device(variable.device):
+        reads: list[tf.Tensor] = []
+        for target in targets:
+            with tf.control_dependencies(reads[-1:]):
+                reads.append(target.read_value())
+        drafts = [
+            _draft(share.optimizer, read, target)
+            for read, target in zip(reads, targets, strict=True)
+        ]
+        share.local.update((id(slot), draft) for slot, draft in zip(slots, drafts, strict=True))
+        try:
+            function(variable, *args)
+        finally:
+            for slot in slots:
+                del share.local[id(slot)]
+        written: list[tf.Operation] = []
+        for target, draft, read in reversed(list(zip(targets, drafts, reads, strict=True))):
+            known = isinstance(draft, Draft)
+            change = draft.change if known else draft.read_value() - read
+            if change is not None:
+                with tf.control_dependencies(written):
+                    written = [target.assign_add(change, read_value=False)]
+
+
+def _draft(optimizer: Any, read: tf.Tensor, target: tf.Variable) -> Any:
+    """What an optimizer takes for a slot: a variable only where it may need a real one."""
+    if type(optimizer).update_step.__module__.startswith("keras."):
+        return Draft(read, like=target)
+    return tensorflow_internals.temporary_variable(read, like=target)
 
 
 def _replica_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         share = shares.current()
+        if share is not None:
+            share.optimizer = optimizer
         if share is None or share.reduced:
             return original(optimizer, grads, trainable_variables)
         if share.taken is not None:
@@ -132,17 +153,21 @@ def _compiled(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _updating(share: shares.Share, optimizer: Any) -> Iterator[None]:
     """Let the optimizer work on gradients that have crossed replicas."""
-    before = optimizer._distribution_strategy
-    chain = [optimizer, getattr(optimizer, "inner_optimizer", None)]
-    for each in filter(None, chain):
+    before = [(each, each._distribution_strategy) for each in _with_inner(optimizer)]
+    for each, _ in before:
         each._distribution_strategy = _InReplica
-    share.reduced, share.optimizer = True, chain[-1] or optimizer
+    share.reduced = True
     try:
         yield
     finally:
         share.reduced = False
-        for each in filter(None, chain):
-            each._distribution_strategy = before
+        for each, strategy in before:
+            each._distribution_strategy = strategy
+
+
+def _with_inner(optimizer: Any) -> list[Any]:
+    inner = keras_internals.inner_optimizers(optimizer)
+    return [optimizer, *(found for each in inner for found in _with_inner(each))]
 
 
 def _apply_once(
@@ -226,7 +251,11 @@ def _replica_assign_slot(optimizer: Any, variable: Any, value: Any) -> Any:
     if share is None or not share.asynchronous or isinstance(value, tf.IndexedSlices):
         return _assign_slot(optimizer, variable, value)
     target = variable.value if hasattr(variable, "_value") else variable
-    write_difference(target, tf.cast(value, target.dtype))
+    value = tf.cast(value, target.dtype)
+    if isinstance(target, Draft):
+        target.assign(value)
+    else:
+        write_difference(target, value)
     return None
 
 
@@ -247,4 +276,5 @@ REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (TFOptimizer, "_all_reduce_sum_gradients", _replica_all_reduce),
     (TFOptimizer, "assign", _replica_assign_slot),
     (tf.__internal__.distribute.interim, "maybe_merge_call", _replica_merge_call),
+    *([(_Several, "apply", _replica_apply(_Several.apply))] if _Several else []),
 )

@@ -1,6 +1,6 @@
 """The scaled learning rate, in force while training runs and never written to a file.
 
-The optimizer's own rate is multiplied when training starts and divided again
+An optimizer's own rate is multiplied when training starts and divided again
 when it ends, so a second `fit` or a loaded model starts from the rate that the
 user wrote, and nothing is scaled twice.
 """
@@ -8,7 +8,7 @@ user wrote, and nothing is scaled twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from autostrategy.scaling import Scaling, learning_rate_factor_at
 
 
 class ScaledLearningRate:
-    """Multiplies the rate of one optimizer; see `start`, `at_step`, `unscaled`.
+    """Multiplies the rates of a model's optimizers; see `start`, `at_step`, `unscaled`.
 
     A rate that is a variable is set from outside, so callbacks such as
     `ReduceLROnPlateau` see and change the scaled rate. A schedule is wrapped:
@@ -25,63 +25,51 @@ class ScaledLearningRate:
     run of one device would have ended it.
     """
 
-    def __init__(self, optimizer: Any, scaling: Scaling, *, stretch: int) -> None:
-        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    def __init__(self, optimizers: Sequence[Any], scaling: Scaling, *, stretch: int) -> None:
         self._scaling = scaling
-        self._stretch = stretch
-        self._schedule: Any = None
         self._ramp = 1.0
         self._running = False
-        self._written = self._multiplied = 0.0
-
-    @property
-    def active(self) -> bool:
-        """Whether there is anything to do."""
-        return self._scaling.learning_rate_factor != 1.0 or self._stretch != 1
+        # Whether there is anything to do.
+        self.active = scaling.learning_rate_factor != 1.0 or stretch != 1
+        self._numbers: list[_Number] = []
+        self._schedules: list[_Schedule] = []
+        for optimizer in optimizers if self.active else ():
+            if isinstance(optimizer._learning_rate, keras.Variable):
+                self._numbers.append(_Number(optimizer))
+            else:
+                self._schedules.append(_Schedule(optimizer, scaling, stretch))
 
     def warming_up(self, step: int) -> bool:
-        """Whether the rate still changes with each step, so that steps must be taken one by one."""
-        return self._running and self._schedule is None and step < self._scaling.warmup_steps
+        """Whether a rate still changes with each step, so that steps must be taken one by one."""
+        return self._running and bool(self._numbers) and step < self._scaling.warmup_steps
 
     def start(self) -> None:
-        """Scale the rate."""
-        if not self.active or self._optimizer is None:
-            return
-        rate = self._optimizer._learning_rate
-        self._running = True
-        if callable(rate) and not isinstance(rate, keras.Variable):
-            self._schedule = rate
-            self._optimizer._learning_rate = _Stretched(rate, self._scaling, self._stretch)
-        else:
-            self._written = self._read()
-            self._multiply(self._scaling.learning_rate_factor)
+        """Scale the rates."""
+        self._running = self.active
+        for schedule in self._schedules:
+            schedule.start()
+        for number in self._numbers:
+            number.start(self._scaling.learning_rate_factor)
 
     def stop(self) -> None:
-        """Give back the user's rate, with what callbacks made of it meanwhile."""
+        """Give back the user's rates, with what callbacks made of them meanwhile."""
         if not self._running:
             return
         self._running = False
-        if self._schedule is not None:
-            self._optimizer._learning_rate = self._schedule
-            self._schedule = None
-            return
-        untouched = self._read() == self._multiplied
-        self._multiply(1.0 / (self._scaling.learning_rate_factor * self._ramp))
+        for schedule in self._schedules:
+            schedule.stop()
+        for number in self._numbers:
+            number.stop(self._scaling.learning_rate_factor * self._ramp)
         self._ramp = 1.0
-        if untouched:
-            # Exactly as written: multiplying and dividing would leave a rounding.
-            self._optimizer._learning_rate.assign(self._written)
 
     def at_step(self, step: int) -> None:
         """Set the warm-up's rate for `step`, counted from the start of the run."""
-        if not self._running or self._schedule is not None:
-            return
         factor = self._scaling.learning_rate_factor
         self._set_ramp(learning_rate_factor_at(step, self._scaling) / factor)
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """Show the rate without warm-up while callbacks look at it or change it."""
+        """Show the rates without warm-up while callbacks look at them or change them."""
         ramp = self._ramp
         self._set_ramp(1.0)
         try:
@@ -91,7 +79,7 @@ class ScaledLearningRate:
 
     @contextlib.contextmanager
     def unscaled(self) -> Iterator[None]:
-        """Show the user's rate while a file is written."""
+        """Show the user's rates while a file is written."""
         if not self._running:
             yield
             return
@@ -104,16 +92,53 @@ class ScaledLearningRate:
             self._set_ramp(ramp)
 
     def _set_ramp(self, ramp: float) -> None:
-        if self._running and self._schedule is None and ramp != self._ramp:
-            self._multiply(ramp / self._ramp)
+        if self._running and ramp != self._ramp:
+            for number in self._numbers:
+                number.multiply(ramp / self._ramp)
             self._ramp = ramp
 
-    def _multiply(self, factor: float) -> None:
-        self._optimizer._learning_rate.assign(self._read() * factor)
+
+class _Number:
+    """The rate of one optimizer, where it is a variable."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._written = self._multiplied = 0.0
+
+    def start(self, factor: float) -> None:
+        self._written = self._read()
+        self.multiply(factor)
+
+    def stop(self, factor: float) -> None:
+        """Divide by all that it was multiplied by."""
+        untouched = self._read() == self._multiplied
+        # Exactly as written: multiplying and dividing would leave a rounding.
+        self._write(self._written if untouched else self._read() / factor)
+
+    def multiply(self, factor: float) -> None:
+        self._write(self._read() * factor)
         self._multiplied = self._read()
 
     def _read(self) -> float:
         return float(keras.ops.convert_to_numpy(self._optimizer._learning_rate))
+
+    def _write(self, rate: float) -> None:
+        self._optimizer._learning_rate.assign(rate)
+
+
+class _Schedule:
+    """The rate of one optimizer, where it is a schedule."""
+
+    def __init__(self, optimizer: Any, scaling: Scaling, stretch: int) -> None:
+        self._optimizer = optimizer
+        self._written = optimizer._learning_rate
+        self._stretched = _Stretched(self._written, scaling, stretch)
+
+    def start(self) -> None:
+        self._optimizer._learning_rate = self._stretched
+
+    def stop(self) -> None:
+        self._optimizer._learning_rate = self._written
 
 
 class _Stretched(keras.optimizers.schedules.LearningRateSchedule):

@@ -65,30 +65,70 @@ def partitions(model: keras.Model, strategy: tf.distribute.Strategy) -> dict[int
             whole = getattr(optimizer, "gradient_accumulation_steps", None)
             if isinstance(optimizer, _ROW_BY_ROW) and not whole:
                 found.update({id(slot): found[id(table)] for slot in slots})
-            elif getattr(optimizer, "inner_optimizer", None) is None:
+            elif not keras_internals.inner_optimizers(optimizer):
                 del found[id(table)]
     return found
 
 
+def beside(model: keras.Model, strategy: tf.distribute.Strategy) -> dict[int, Any]:
+    """The trained Keras variable that each slot of an optimizer belongs to, by id of the slot.
+
+    An update reads and writes both, so on one server nothing of it crosses the network.
+    """
+    if not is_served(strategy):
+        return {}
+    return {
+        id(slot): trained
+        for optimizer in keras_internals.optimizers_of(model)
+        if optimizer.built
+        for trained, slots in keras_internals.slots_of(optimizer)
+        for slot in slots
+    }
+
+
 def on_servers(
-    old: Any, value: Any, strategy: tf.distribute.Strategy, *, parts: int
+    old: Any,
+    value: Any,
+    strategy: tf.distribute.Strategy,
+    *,
+    parts: int,
+    beside: Any = None,
 ) -> tf.Variable | PartitionedVariable:
-    """A variable like `old` with `value`, on the servers that hold least so far."""
+    """A variable like `old` with `value`, on the servers that hold least so far.
+
+    Args:
+        old: the variable as it was.
+        value: its value.
+        strategy: of the servers.
+        parts: into how many parts to split the rows.
+        beside: the Keras variable whose servers to take instead.
+    """
+    homes = _homes_of(beside, parts)
     if parts == 1:
-        return _on_least_loaded(old, tf.convert_to_tensor(value, old.dtype), strategy)
+        return _placed(old, tf.convert_to_tensor(value, old.dtype), strategy, homes[0])
     rows, more = divmod(int(old.shape[0]), parts)
     sizes = [rows + (index < more) for index in range(parts)]
+    split = tf.split(tf.convert_to_tensor(value, old.dtype), sizes)
     return PartitionedVariable(
-        [
-            _on_least_loaded(old, part, strategy)
-            for part in tf.split(tf.convert_to_tensor(value, old.dtype), sizes)
-        ]
+        [_placed(old, part, strategy, home) for part, home in zip(split, homes, strict=True)]
     )
 
 
-def _on_least_loaded(old: Any, value: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Variable:
+def _homes_of(beside: Any, parts: int) -> list[int | None]:
+    """Numbers of the servers that hold a Keras variable's parts; None for wherever it is."""
+    value = None if beside is None else beside._value
+    held: Any = getattr(value, "parts", (value,))
+    if value is None or len(held) != parts:
+        return [None] * parts
+    return [tf.DeviceSpec.from_string(part.device).task for part in held]
+
+
+def _placed(
+    old: Any, value: tf.Tensor, strategy: tf.distribute.Strategy, server: int | None
+) -> tf.Variable:
     load = getattr(strategy, _LOAD, None) or [0] * servers()
-    server = load.index(min(load))
+    if server is None:
+        server = load.index(min(load))
     load[server] += value.dtype.size * max(1, value.shape.num_elements() or 1)
     setattr(strategy, _LOAD, load)
     with tf.device(f"/job:ps/replica:0/task:{server}/device:CPU:0"):

@@ -47,13 +47,16 @@ def relocate(
     """
     tensorflow_internals.let_distributed_variables_be_numbers()
     partitions = placement.partitions(model, strategy)
+    beside = placement.beside(model, strategy)
     for variable in keras_internals.state_of(model):
         if _lives_in(variable.value, strategy):
             continue
         value = variable.value.numpy()
         if placement.is_served(strategy):
             parts = partitions.get(id(variable), 1)
-            new = placement.on_servers(variable.value, value, strategy, parts=parts)
+            new = placement.on_servers(
+                variable.value, value, strategy, parts=parts, beside=beside.get(id(variable))
+            )
             setattr(new, _HOME, strategy)
         else:
             new = _new(variable, value, strategy, first_replica)

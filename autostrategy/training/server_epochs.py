@@ -85,6 +85,8 @@ class Servers:
             first = counts["steps"] + scheduled
             rate.at_step(first)
             steps = 1 if rate.warming_up(first) else pace.steps
+            if wanted is not None:
+                steps = _evened(steps, wanted - scheduled, self._workers)
             return -(-steps // whole) * whole - (0 if scheduled else carried)
 
         step = 0
@@ -300,6 +302,14 @@ class Servers:
         return keras_internals.pythonify(
             keras_internals.logs_or_metrics(self._model, own_logs, metrics)
         )
+
+
+def _evened(steps: int, left: int, workers: int) -> int:
+    """Steps of a loop, at most `steps`, so that no worker has much more to do at the end."""
+    if left < 1:
+        return steps
+    rounds = -(-left // (steps * workers))
+    return -(-left // (rounds * workers))
 
 
 def _require_whole_rounds(feed: ServedFeed, whole: int) -> None:

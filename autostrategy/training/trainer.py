@@ -186,7 +186,9 @@ class Trainer:
             )
             if self._servers is None
             else self._servers.train_epoch,
-            rate=ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
+            rate=ScaledLearningRate(
+                keras_internals.updating(self.model.optimizer), scaling, stretch=growth
+            ),
             pace=Pace(self._layout, self._layout.workers, self._wanted_steps_per_loop()),
             callbacks=callbacks,
             epochs=epochs,
@@ -275,14 +277,16 @@ class Trainer:
         self, given: data.Source, steps_per_epoch: int | None, epochs: int
     ) -> tuple[Scaling, int]:
         """Batch and rate for this data and optimizer, and how often the user's batch grows."""
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        rate = keras_internals.constant_learning_rate(optimizer)
+        optimizers = keras_internals.updating(self.model.optimizer)
+        rates = {keras_internals.constant_learning_rate(each) for each in optimizers}
+        scheduled = None in rates
+        kinds = {type(each).__name__ for each in optimizers}
         scaling = scale(
             replicas=self._layout.replicas,
             batch_size=given.batch_size,
             batch_scaling=self._batch_scaling,
-            learning_rate=rate,
-            optimizer=None if optimizer is None else type(optimizer).__name__,
+            learning_rate=rates.pop() if len(rates) == 1 else None,
+            optimizer=kinds.pop() if len(kinds) == 1 else "MultiOptimizer" if kinds else None,
             warmup_steps=self._warmup_steps,
             steps_per_epoch=steps_per_epoch or given.steps,
             epochs=epochs,
@@ -293,7 +297,7 @@ class Trainer:
             growth = scaling.global_batch_size // given.batch_size
         self.plan = dataclasses.replace(self.plan, scaling=scaling)
         self._require_agreement(given)
-        if growth > 1 and optimizer is not None and rate is None:
+        if growth > 1 and scheduled:
             self._warn(
                 (
                     "The learning rate is a schedule: its values are multiplied by "

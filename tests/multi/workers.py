@@ -107,3 +107,21 @@ def told(ended: list[Ended]) -> list:
         each.output[-3000:] for each in ended
     )
     return [each.value for each in ended]
+
+
+# The first call must come before any use of TensorFlow on worker and ps tasks,
+# which end in it.
+SERVE = """
+import sys
+import autostrategy
+plan = autostrategy.plan(autostrategy.probe())
+autostrategy.build(plan)
+"""
+
+
+def chief_of(ended: list[Ended]) -> Ended:
+    """The chief of parameter servers, after checking that all tasks ended well."""
+    assert {each.task: each.status for each in ended} == {each.task: 0 for each in ended}, (
+        "\n".join(f"{each.task}: {each.output[-3000:]}" for each in ended)
+    )
+    return next(each for each in ended if each.task == ("chief", 0))

@@ -354,6 +354,14 @@ def batch_norm(synchronized=True):
     )
 
 
+def several():
+    """Adam for the first kernel, SGD for the rest."""
+    first, rest = keras.optimizers.Adam(0.01), SGD(0.05, momentum=0.9, clipnorm=0.5)
+    return keras.optimizers.MultiOptimizer(
+        lambda variable: first if variable.shape == (3, 4) else rest
+    )
+
+
 def opt(cls, *arguments, **keywords):
     return lambda: cls(*arguments, **keywords)
 
@@ -477,6 +485,20 @@ CASES = {
                 SGD(0.05, momentum=0.9), initial_scale=64.0, dynamic_growth_steps=3
             )
         )
+    ),
+    **(
+        {
+            "several optimizers": Case(net(optimizer=several)),
+            "several optimizers and a loss scale": Case(
+                net(
+                    optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+                        several(), initial_scale=64.0, dynamic_growth_steps=3
+                    )
+                )
+            ),
+        }
+        if hasattr(keras.optimizers, "MultiOptimizer")  # not in Keras 3.12
+        else {}
     ),
     "fixed loss scale factor": Case(net(optimizer=opt(SGD, 0.1, loss_scale_factor=8.0))),
     "binary metrics": Case(

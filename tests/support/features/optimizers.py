@@ -118,6 +118,20 @@ def gan_class(k: Any) -> Any:
     return Gan
 
 
+def several(k: Any) -> Job:
+    """Keras's own way to give each layer an optimizer."""
+
+    def compiled() -> dict[str, Any]:
+        first, rest = k.optimizers.Adam(0.01), sgd(k)
+        return {
+            "optimizer": k.optimizers.MultiOptimizer(
+                lambda variable: first if variable.shape[0] == 3 else rest
+            )
+        }
+
+    return Job(net(k, compiled), rows(X, Y))
+
+
 def gan(k: Any) -> Job:
     def model_fn() -> Any:
         model = gan_class(k)()
@@ -206,4 +220,5 @@ OPTIMIZERS = (
     Feature("sparse gradients of an embedding", sparse_gradients),
     Feature("GAN, two optimizers in an own train_step", gan),
     Feature("two optimizers on one loss", two_parts),
+    Feature("MultiOptimizer", several, only_keras_3=True),
 )

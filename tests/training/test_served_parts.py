@@ -1,0 +1,65 @@
+"""Parts of training under parameter servers that need no servers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autostrategy.training.drafts import Draft
+from autostrategy.training.server_epochs import _evened
+
+START = np.arange(8, dtype="float32").reshape(4, 2)
+ROWS = tf.IndexedSlices(
+    tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2])
+)
+ONE_ROW = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.constant([4, 2]))
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda slot: slot.assign_add(START),
+        lambda slot: slot.assign_sub(START * 2),
+        lambda slot: slot.assign(START + 5),
+        lambda slot: slot.assign_add(START).assign(START - 1).assign_add(START),
+        lambda slot: slot.scatter_add(ROWS),
+        lambda slot: slot.scatter_sub(ROWS),
+        lambda slot: slot.scatter_update(ONE_ROW),
+        lambda slot: slot.assign(tf.convert_to_tensor(slot) * 2 + slot[0]),
+    ],
+)
+def test_a_draft_changes_as_a_variable_does(writes):
+    variable = tf.Variable(START)
+    draft = Draft(variable.read_value(), like=variable)
+
+    writes(variable)
+    writes(draft)
+
+    np.testing.assert_array_equal(draft.read_value(), variable)
+    np.testing.assert_array_equal(START + draft.change, variable)
+
+
+def test_a_draft_that_is_only_read_changes_nothing():
+    draft = Draft(tf.constant(START), like=tf.Variable(START))
+
+    assert draft.change is None
+    np.testing.assert_array_equal(tf.convert_to_tensor(draft), START)
+
+
+@pytest.mark.parametrize(
+    ("steps", "left", "workers", "sizes"),
+    [
+        (32, 256, 2, [32] * 8),
+        (32, 80, 2, [20] * 4),
+        (32, 81, 2, [21, 20, 20, 20]),
+        (32, 5, 3, [2, 2, 1]),
+        (32, 2, 3, [1, 1]),
+        (1, 3, 2, [1, 1, 1]),
+    ],
+)
+def test_loops_end_an_epoch_evenly(steps, left, workers, sizes):
+    found = []
+    while left:
+        found.append(_evened(steps, left, workers))
+        left -= found[-1]
+
+    assert found == sizes
