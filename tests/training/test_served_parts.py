@@ -8,10 +8,16 @@ from autostrategy.training.drafts import Draft
 from autostrategy.training.server_epochs import _evened
 
 START = np.arange(8, dtype="float32").reshape(4, 2)
-ROWS = tf.IndexedSlices(
-    tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2])
-)
-ONE_ROW = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.constant([4, 2]))
+
+
+def rows():
+    """Two changes to one row and one to another; made late, since tensors fix the devices."""
+    values = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    return tf.IndexedSlices(values, tf.constant([2, 0, 2]), tf.constant([4, 2]))
+
+
+def one_row():
+    return tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.constant([4, 2]))
 
 
 @pytest.mark.parametrize(
@@ -21,9 +27,9 @@ ONE_ROW = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.const
         lambda slot: slot.assign_sub(START * 2),
         lambda slot: slot.assign(START + 5),
         lambda slot: slot.assign_add(START).assign(START - 1).assign_add(START),
-        lambda slot: slot.scatter_add(ROWS),
-        lambda slot: slot.scatter_sub(ROWS),
-        lambda slot: slot.scatter_update(ONE_ROW),
+        lambda slot: slot.scatter_add(rows()),
+        lambda slot: slot.scatter_sub(rows()),
+        lambda slot: slot.scatter_update(one_row()),
         lambda slot: slot.assign(tf.convert_to_tensor(slot) * 2 + slot[0]),
     ],
 )
