@@ -86,7 +86,7 @@ class Servers:
             rate.at_step(first)
             steps = 1 if rate.warming_up(first) else pace.steps
             if wanted is not None:
-                steps = _evened(steps, wanted - scheduled, self._workers)
+                steps = _evened(steps, scheduled, wanted, self._workers)
             return -(-steps // whole) * whole - (0 if scheduled else carried)
 
         step = 0
@@ -304,12 +304,20 @@ class Servers:
         )
 
 
-def _evened(steps: int, left: int, workers: int) -> int:
-    """Steps of a loop, at most `steps`, so that no worker has much more to do at the end."""
-    if left < 1:
+def _evened(steps: int, scheduled: int, wanted: int, workers: int) -> int:
+    """Steps of the next loop, at most `steps`, so that all workers end an epoch at about once.
+
+    Args:
+        steps: of a loop.
+        scheduled: steps of the epoch so far.
+        wanted: steps of the epoch.
+        workers: how many run loops.
+    """
+    if scheduled >= wanted:
         return steps
-    rounds = -(-left // (steps * workers))
-    return -(-left // (rounds * workers))
+    loops = workers * math.ceil(wanted / (steps * workers))
+    done = scheduled * loops // wanted
+    return math.ceil((wanted - scheduled) / (loops - done))
 
 
 def _require_whole_rounds(feed: ServedFeed, whole: int) -> None:

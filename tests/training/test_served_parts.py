@@ -52,7 +52,7 @@ def test_a_draft_that_is_only_read_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("steps", "left", "workers", "sizes"),
+    ("steps", "wanted", "workers", "sizes"),
     [
         (32, 256, 2, [32] * 8),
         (32, 80, 2, [20] * 4),
@@ -62,10 +62,14 @@ def test_a_draft_that_is_only_read_changes_nothing():
         (1, 3, 2, [1, 1, 1]),
     ],
 )
-def test_loops_end_an_epoch_evenly(steps, left, workers, sizes):
+def test_loops_end_an_epoch_evenly(steps, wanted, workers, sizes):
     found = []
-    while left:
-        found.append(_evened(steps, left, workers))
-        left -= found[-1]
+    while sum(found) < wanted:
+        found.append(_evened(steps, sum(found), wanted, workers))
 
     assert found == sizes
+
+
+def test_loops_that_grow_end_an_epoch_evenly_too():
+    assert _evened(32, 10, 256, 2) == 31
+    assert _evened(32, 256, 256, 2) == 32
