@@ -45,4 +45,4 @@ for spe in (1, 8, 10, 64, "auto"):
     for a, b in zip(ref[0], w, strict=False):
         np.testing.assert_allclose(a, b, rtol=1e-5)
     np.testing.assert_allclose(ref[1], res.history["val_loss"], rtol=1e-5)
-    assert list(d.iterdir())
+    assert list(d.iterdir()) or not writes_files()

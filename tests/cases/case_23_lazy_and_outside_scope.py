@@ -52,10 +52,12 @@ def d():
 
 
 def mirrored(res):
-    """A part of every variable on each replica; one for all replicas under central storage."""
-    central = res.plan.kind is autostrategy.StrategyKind.CENTRAL_STORAGE
-    return res.report.replicas == 2 and all(
-        len(res.strategy.experimental_local_results(v.value)) == (1 if central else 2)
+    """A part of every variable on each replica of this process; one where replicas share them."""
+    served = res.plan.kind is autostrategy.StrategyKind.PARAMETER_SERVER  # with one worker
+    shared = served or res.plan.kind is autostrategy.StrategyKind.CENTRAL_STORAGE
+    parts = 1 if shared else len(res.strategy.extended.worker_devices)
+    return res.report.replicas == (1 if served else 2) and all(
+        len(res.strategy.experimental_local_results(v.value)) == parts
         for v in res.model.variables + res.model.optimizer.variables
     )
 

@@ -52,7 +52,7 @@ class Stop(keras.callbacks.Callback):
             raise RuntimeError("stop")
 
 
-bk = os.path.join(d, "bk")
+bk = os.path.abspath("backup")  # the same on all workers
 with contextlib.suppress(RuntimeError):
     run(fn, ds(), 2, epochs=6, callbacks=[keras.callbacks.BackupAndRestore(bk), Stop()])
 r3 = run(

@@ -2,10 +2,11 @@
 
 `run` trains through autostrategy on n virtual CPU replicas, with batch and
 learning-rate scaling off unless a case asks for it. With STRATEGY set it does
-so under that strategy; in a cluster of two workers, several replicas are these.
+so under that strategy. In a cluster, several replicas are its workers.
 """
 
 import dataclasses
+import json
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -37,6 +38,12 @@ def run(model_fn, data, n, **kw):
     if n > 1:
         kw.setdefault("strategy", os.environ.get("STRATEGY", "auto"))
     return autostrategy.fit(model_fn, data, devices=[f"CPU:{i}" for i in range(n)], **kw)
+
+
+def writes_files():
+    """Whether callbacks of this process write files: of a cluster's workers only the first's do."""
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+    return task.get("index", 0) == 0
 
 
 def one_weight(loss="mse", optimizer=None, w0=0.0, metrics=(), **dense):
