@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from autostrategy.errors import TrainingError
+from autostrategy.planner import Plan, StrategyKind
 from autostrategy.scaling import Scaling
 from autostrategy.training import keras_internals
 
@@ -106,12 +107,23 @@ def require_positive(**values: Any) -> None:
             )
 
 
-def warnings_about(model: keras.Model, scaling: Scaling, replicas: int) -> tuple[str, ...]:
+def warnings_about(model: keras.Model, scaling: Scaling, plan: Plan) -> tuple[str, ...]:
     """What differs by nature from one device, for the plan's warnings."""
-    if replicas == 1:
-        return ()
-    global_batch = scaling.global_batch_size
     found = []
+    if plan.kind is StrategyKind.PARAMETER_SERVER:
+        if model.run_eagerly:
+            found.append(
+                "run_eagerly=True is not used: workers of parameter servers run whole loops of "
+                "steps as TensorFlow graphs. Debug on one device."
+            )
+        elif keras_internals.asks_for_xla(model):
+            found.append(
+                "XLA (jit_compile=True) is not used: a step of parameter servers reads and writes "
+                "variables of other processes."
+            )
+    if plan.replicas == 1:
+        return tuple(found)
+    replicas, global_batch = plan.replicas, scaling.global_batch_size
     unsynchronized = [
         layer.name
         for layer in keras_internals.layers_of(model)

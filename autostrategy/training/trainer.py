@@ -167,7 +167,7 @@ class Trainer:
             batch_size=validation_batch_size or scaling.global_batch_size,
             steps=validation_steps,
         )
-        self._warn(model_checks.warnings_about(self.model, scaling, self.plan.replicas))
+        self._warn(model_checks.warnings_about(self.model, scaling, self.plan))
         if verbose != 0 and self.is_chief:
             sys.stdout.write(f"{plan_text.heading(self.plan)}\n")
             sys.stdout.write(f"{block(scaling, replicas=self._layout.replicas)}\n")

@@ -1,10 +1,15 @@
 """Parts of training under parameter servers that need no servers."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from runs import dense
 
+from autostrategy.planner import Plan, StrategyKind
+from autostrategy.scaling import Scaling
 from autostrategy.training.drafts import Draft
+from autostrategy.training.model_checks import warnings_about
 from autostrategy.training.server_epochs import _evened
 
 START = np.arange(8, dtype="float32").reshape(4, 2)
@@ -73,3 +78,22 @@ def test_loops_end_an_epoch_evenly(steps, wanted, workers, sizes):
 def test_loops_that_grow_end_an_epoch_evenly_too():
     assert _evened(32, 10, 256, 2) == 31
     assert _evened(32, 256, 256, 2) == 32
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        ({"run_eagerly": True}, ["run_eagerly=True is not used"]),
+        ({"jit_compile": True}, [r"XLA (jit_compile=True) is not used"]),
+        ({}, []),
+    ],
+)
+def test_what_parameter_servers_do_not_use_is_said(compiled, words):
+    model = keras.Sequential([keras.Input((3,)), dense(1, 1)])
+    model.compile("sgd", "mse", **compiled)
+    plan = Plan(kind=StrategyKind.PARAMETER_SERVER, devices=(), replicas=1)
+
+    told = warnings_about(model, Scaling(), plan)
+
+    assert len(told) == len(words)
+    assert all(word in each for word, each in zip(words, told, strict=True))
