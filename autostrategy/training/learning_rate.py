@@ -8,12 +8,36 @@ user wrote, and nothing is scaled twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from autostrategy.scaling import Scaling, learning_rate_factor_at
+from autostrategy.training import keras_internals
+
+
+def written(optimizer: Any) -> tuple[float | None, str | None, bool]:
+    """The rate as the user wrote it, the optimizer's class name, whether any rate is a schedule.
+
+    A MultiOptimizer has a rate where all of its optimizers have the same, and
+    the name of one where all are of one class.
+    """
+    updating = keras_internals.updating(optimizer)
+    rates = {keras_internals.constant_learning_rate(each) for each in updating}
+    kinds = {type(each).__name__ for each in updating}
+    kind = kinds.pop() if len(kinds) == 1 else "MultiOptimizer" if kinds else None
+    scheduled = None in rates
+    return rates.pop() if len(rates) == 1 else None, kind, scheduled
+
+
+def stretched_text(scaling: Scaling, growth: int) -> str:
+    """What becomes of a schedule when a step has `growth` times the rows."""
+    return (
+        "The learning rate is a schedule: its values are multiplied by "
+        f"{scaling.learning_rate_factor:g} and it runs {growth} times as fast, since each step has "
+        f"{growth} times the rows."
+    )
 
 
 class ScaledLearningRate:
@@ -25,7 +49,7 @@ class ScaledLearningRate:
     run of one device would have ended it.
     """
 
-    def __init__(self, optimizers: Sequence[Any], scaling: Scaling, *, stretch: int) -> None:
+    def __init__(self, optimizer: Any, scaling: Scaling, *, stretch: int) -> None:
         self._scaling = scaling
         self._ramp = 1.0
         self._running = False
@@ -33,11 +57,11 @@ class ScaledLearningRate:
         self.active = scaling.learning_rate_factor != 1.0 or stretch != 1
         self._numbers: list[_Number] = []
         self._schedules: list[_Schedule] = []
-        for optimizer in optimizers if self.active else ():
-            if isinstance(optimizer._learning_rate, keras.Variable):
-                self._numbers.append(_Number(optimizer))
+        for each in keras_internals.updating(optimizer) if self.active else ():
+            if keras_internals.constant_learning_rate(each) is None:
+                self._schedules.append(_Schedule(each, scaling, stretch))
             else:
-                self._schedules.append(_Schedule(optimizer, scaling, stretch))
+                self._numbers.append(_Number(each))
 
     def warming_up(self, step: int) -> bool:
         """Whether a rate still changes with each step, so that steps must be taken one by one."""

@@ -29,6 +29,7 @@ from autostrategy.training import (
     data,
     keras_data,
     keras_internals,
+    learning_rate,
     loops,
     model_checks,
     outer_loop,
@@ -43,7 +44,6 @@ from autostrategy.training.batches import Batches, may_be_scarce
 from autostrategy.training.compiled_steps import CompiledSteps
 from autostrategy.training.feed import Feed
 from autostrategy.training.layouts import layout_of
-from autostrategy.training.learning_rate import ScaledLearningRate
 from autostrategy.training.pace import Pace
 
 
@@ -186,9 +186,7 @@ class Trainer:
             )
             if self._servers is None
             else self._servers.train_epoch,
-            rate=ScaledLearningRate(
-                keras_internals.updating(self.model.optimizer), scaling, stretch=growth
-            ),
+            rate=learning_rate.ScaledLearningRate(self.model.optimizer, scaling, stretch=growth),
             pace=Pace(self._layout, self._layout.workers, self._wanted_steps_per_loop()),
             callbacks=callbacks,
             epochs=epochs,
@@ -277,16 +275,13 @@ class Trainer:
         self, given: data.Source, steps_per_epoch: int | None, epochs: int
     ) -> tuple[Scaling, int]:
         """Batch and rate for this data and optimizer, and how often the user's batch grows."""
-        optimizers = keras_internals.updating(self.model.optimizer)
-        rates = {keras_internals.constant_learning_rate(each) for each in optimizers}
-        scheduled = None in rates
-        kinds = {type(each).__name__ for each in optimizers}
+        rate, kind, scheduled = learning_rate.written(self.model.optimizer)
         scaling = scale(
             replicas=self._layout.replicas,
             batch_size=given.batch_size,
             batch_scaling=self._batch_scaling,
-            learning_rate=rates.pop() if len(rates) == 1 else None,
-            optimizer=kinds.pop() if len(kinds) == 1 else "MultiOptimizer" if kinds else None,
+            learning_rate=rate,
+            optimizer=kind,
             warmup_steps=self._warmup_steps,
             steps_per_epoch=steps_per_epoch or given.steps,
             epochs=epochs,
@@ -298,13 +293,7 @@ class Trainer:
         self.plan = dataclasses.replace(self.plan, scaling=scaling)
         self._require_agreement(given)
         if growth > 1 and scheduled:
-            self._warn(
-                (
-                    "The learning rate is a schedule: its values are multiplied by "
-                    f"{scaling.learning_rate_factor:g} and it runs {growth} times as fast, since "
-                    f"each step has {growth} times the rows.",
-                )
-            )
+            self._warn((learning_rate.stretched_text(scaling, growth),))
         return scaling, growth
 
     def _warn(self, texts: tuple[str, ...]) -> None:

@@ -66,6 +66,30 @@ def test_each_rule_scales_batch_and_rate_and_gives_the_rate_back(optimizer, scal
     assert float(inner.learning_rate) == float(np.float32(0.01))
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
+)
+def test_every_rate_of_several_optimizers_is_scaled():
+    def several(factor=1.0, stretch=1):
+        decay = schedules.PiecewiseConstantDecay([4 // stretch], [0.01 * factor, 0.002 * factor])
+        one = keras.optimizers.Adam(0.02 * factor)
+        other = keras.optimizers.SGD(decay)
+        return keras.optimizers.MultiOptimizer(lambda each: one if len(each.shape) > 1 else other)
+
+    def trained_on(optimizer, **arguments):
+        result = fit(net(optimizer), X, Y, epochs=2, warmup_steps=0, **{**RUN, **arguments})
+        return trained(result.model, result, result)
+
+    ours = trained_on(several, replicas=4, batch_scaling="auto")
+    stock = train_stock(net(lambda: several(2.0, 4)), lambda: (X, Y), epochs=2, batch_size=32)
+
+    assert_equal(ours, stock, slots=False)
+    assert ours.result.plan.scaling.rule == "sqrt"
+    assert any("The learning rate is a schedule" in each for each in ours.result.plan.warnings)
+    adam = ours.model.optimizer.optimizers[0]
+    assert float(adam.learning_rate) == float(np.float32(0.02))
+
+
 def test_scaled_training_is_one_device_with_that_batch_and_rate():
     result, _ = run(sgd, epochs=3)
 
