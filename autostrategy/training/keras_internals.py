@@ -328,9 +328,12 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 
 def constant_learning_rate(optimizer: Any) -> float | None:
-    """The rate of an optimizer whose rate is a number, None for a schedule or no optimizer."""
+    """The rate of an optimizer whose rate is a number, None for a schedule or no optimizer.
+
+    None for a MultiOptimizer too, whose own rate nobody uses.
+    """
     rate = getattr(optimizer, "_learning_rate", None)
-    if not isinstance(rate, backend.Variable):
+    if not isinstance(rate, backend.Variable) or hasattr(optimizer, "_inner_optimizers"):
         return None
     return float(keras.ops.convert_to_numpy(rate))
 

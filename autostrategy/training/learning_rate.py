@@ -17,26 +17,34 @@ from autostrategy.scaling import Scaling, learning_rate_factor_at
 from autostrategy.training import keras_internals
 
 
-def written(optimizer: Any) -> tuple[float | None, str | None, bool]:
-    """The rate as the user wrote it, the optimizer's class name, whether any rate is a schedule.
+def written(optimizer: Any) -> tuple[float | None, str | None]:
+    """The rate as the user wrote it and the optimizer's class name, before anything is built.
 
-    A MultiOptimizer has a rate where all of its optimizers have the same, and
-    the name of one where all are of one class.
+    A MultiOptimizer may choose its optimizers by their variables, which are
+    yet to come: its rate is None.
     """
     updating = keras_internals.updating(optimizer)
     rates = {keras_internals.constant_learning_rate(each) for each in updating}
     kinds = {type(each).__name__ for each in updating}
     kind = kinds.pop() if len(kinds) == 1 else "MultiOptimizer" if kinds else None
-    scheduled = None in rates
-    return rates.pop() if len(rates) == 1 else None, kind, scheduled
+    return rates.pop() if len(rates) == 1 else None, kind
 
 
-def stretched_text(scaling: Scaling, growth: int) -> str:
-    """What becomes of a schedule when a step has `growth` times the rows."""
+def warnings_about(optimizer: Any, scaling: Scaling, growth: int) -> tuple[str, ...]:
+    """What becomes of a schedule when a step has `growth` times the rows, for the plan's warnings.
+
+    Args:
+        optimizer: of the model, built.
+        scaling: in force.
+        growth: how often a step has the user's batch.
+    """
+    rates = map(keras_internals.constant_learning_rate, keras_internals.updating(optimizer))
+    if growth == 1 or None not in rates:
+        return ()
     return (
         "The learning rate is a schedule: its values are multiplied by "
         f"{scaling.learning_rate_factor:g} and it runs {growth} times as fast, since each step has "
-        f"{growth} times the rows."
+        f"{growth} times the rows.",
     )
 
 

@@ -167,6 +167,7 @@ class Trainer:
             batch_size=validation_batch_size or scaling.global_batch_size,
             steps=validation_steps,
         )
+        self._warn(learning_rate.warnings_about(self.model.optimizer, scaling, growth))
         self._warn(model_checks.warnings_about(self.model, scaling, self.plan))
         if verbose != 0 and self.is_chief:
             sys.stdout.write(f"{plan_text.heading(self.plan)}\n")
@@ -275,7 +276,7 @@ class Trainer:
         self, given: data.Source, steps_per_epoch: int | None, epochs: int
     ) -> tuple[Scaling, int]:
         """Batch and rate for this data and optimizer, and how often the user's batch grows."""
-        rate, kind, scheduled = learning_rate.written(self.model.optimizer)
+        rate, kind = learning_rate.written(self.model.optimizer)
         scaling = scale(
             replicas=self._layout.replicas,
             batch_size=given.batch_size,
@@ -292,8 +293,6 @@ class Trainer:
             growth = scaling.global_batch_size // given.batch_size
         self.plan = dataclasses.replace(self.plan, scaling=scaling)
         self._require_agreement(given)
-        if growth > 1 and scheduled:
-            self._warn((learning_rate.stretched_text(scaling, growth),))
         return scaling, growth
 
     def _warn(self, texts: tuple[str, ...]) -> None:
