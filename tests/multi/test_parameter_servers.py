@@ -97,12 +97,12 @@ def test_one_worker_trains_as_one_device_does(tmp_path):
 sys.path.insert(0, {str(HERE.parent / "training")!r})
 import keras
 from keras import layers
-import test_same_numbers as same
+import same_numbers
 from runs import assert_equal, trained, train_stock, Trained, EPOCHS
 
 wrong = {{}}
 for name in {CASES!r}:
-    case = same.CASES[name]
+    case = same_numbers.CASES[name]
     stock = train_stock(case.model, case.data, **case.arguments)
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)

@@ -341,7 +341,7 @@ VARYING = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent.parent / "training")!r})
 import autostrategy
-from test_same_numbers import CASES
+from same_numbers import CASES
 from runs import EPOCHS, train_stock
 import keras
 wrong = {{}}

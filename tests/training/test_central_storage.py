@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from nets import X, Y
 from runs import assert_equal, dataset, dense, fit, random, train
-from test_same_numbers import CASES, X, Y, on_one_device
+from same_numbers import CASES, on_one_device
 
 from autostrategy import TrainingError
 

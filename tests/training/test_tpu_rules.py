@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from nets import TOKENS, X, Y, net, of
 from runs import assert_equal, dataset, dense, fit, random, train
-from test_same_numbers import CASES, TOKENS, X, Y, net, of
+from same_numbers import CASES
 
 import autostrategy
 from autostrategy import TrainingError
