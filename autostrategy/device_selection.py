@@ -187,7 +187,7 @@ def _busy(gpus: dict[str, Device]) -> dict[str, str]:
 
 
 def _occupation(device: Device) -> str | None:
-    pids = ", ".join(str(process.pid) for process in device.processes[:3])
+    pids = ", ".join(str(process.pid) for process in (device.processes or ())[:3])
     by = f" (process {pids})" if pids else ""
     share = _occupied_share(device)
     if share > _BUSY_MEMORY_SHARE:
@@ -203,7 +203,9 @@ def _occupied_share(device: Device) -> float:
         return 0.0
     if device.memory_free_bytes is not None:
         return 1 - device.memory_free_bytes / device.memory_bytes
-    return sum(process.memory_bytes or 0 for process in device.processes) / device.memory_bytes
+    return (
+        sum(process.memory_bytes or 0 for process in device.processes or ()) / device.memory_bytes
+    )
 
 
 def _tiny(gpus: dict[str, Device]) -> dict[str, str]:

@@ -15,8 +15,7 @@ from autostrategy import rendezvous
 from autostrategy.diagnosis import asking
 from autostrategy.diagnosis.evidence import Evidence
 from autostrategy.facts import Cluster, Facts
-from autostrategy.hardware import host, rocm_visibility
-from autostrategy.hardware.nvml_calls import ask, failures, is_error
+from autostrategy.hardware import host, nvidia, rocm_visibility
 
 # The only variables that a check may see; none of them holds a secret.
 VARIABLES = (
@@ -51,13 +50,6 @@ _NVIDIA = "0x10de"
 _CARD_CLASSES = ("0x03", "0x12")
 
 _CLUSTER_SECONDS = 10.0
-
-_NVML_ERRORS = (
-    "NVML_ERROR_LIBRARY_NOT_FOUND",
-    "NVML_ERROR_DRIVER_NOT_LOADED",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
-    "NVML_ERROR_NO_PERMISSION",
-)
 
 
 def gather(
@@ -97,7 +89,7 @@ def gather(
         device_files=files,
         # Below WSL2 the driver is that of Windows, reached through /dev/dxg.
         driver_loaded="dxg" in files or (root / "proc/driver/nvidia/version").exists(),
-        nvml_error=_nvml_error() if here and found_gpu else None,
+        nvml_error=nvidia.fault() if here and found_gpu else None,
         amd_gpus=_amd_gpus(root),
         missing_libraries=missing,
         cudnn_version=cudnn,
@@ -177,19 +169,6 @@ def _device_files(root: Path) -> tuple[str, ...]:
     folder = root / "dev"
     found = [*folder.glob("nvidia[0-9]*"), folder / "nvidiactl", folder / "nvidia-uvm"]
     return tuple(sorted(path.name for path in [*found, folder / "dxg"] if path.exists()))
-
-
-def _nvml_error() -> str | None:
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except failures(nvml) as error:
-        return next((name for name in _NVML_ERRORS if is_error(nvml, error, name)), str(error))
-    ask(nvml, "nvmlShutdown")
-    return None
 
 
 def _amd_gpus(root: Path) -> tuple[str, ...]:

@@ -63,14 +63,14 @@ def memory(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
             if share > _HELD_SHARE:
                 by = ", ".join(
                     f"process {each.pid}{f' ({each.name})' if each.name else ''}"
-                    for each in device.processes
+                    for each in device.processes or ()
                 )
                 held[name] = f"{share:.0%} of {name}{f' by {by}' if by else ''}"
     if not held:
         return
     # by_name numbers what is visible; CUDA_VISIBLE_DEVICES wants the UUID or the card.
     others = [device.uuid or str(device.index) for name, device in gpus.items() if name not in held]
-    pids = [str(each.pid) for name in held for each in gpus[name].processes]
+    pids = [str(each.pid) for name in held for each in gpus[name].processes or ()]
     remedy = "nvidia-smi  # names who holds it, where this process may not"
     if others:
         remedy = f"export CUDA_VISIBLE_DEVICES={','.join(others)}"
