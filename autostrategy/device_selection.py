@@ -105,11 +105,13 @@ def hidden_gpus(facts: Facts) -> tuple[Device, ...]:
 
 
 def mig_instances(facts: Facts) -> int:
-    """How many MIG instances this process can see, of which it can use one."""
-    return sum(
-        device.mig == "instance" and device.visible_index is not None
-        for device in facts.host.devices
-    )
+    """How many MIG instances there are where this process computes on one, else 0.
+
+    CUDA shows a process no second one, so those that are not visible count too.
+    """
+    if not any(device.mig == "instance" for device in by_name(facts).values()):
+        return 0
+    return sum(device.mig == "instance" for device in facts.host.devices)
 
 
 def virtual_cpus(names: Iterable[str]) -> int:
