@@ -144,8 +144,13 @@ def _visibility(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
             evidence=wrong[0].partition(" Unset it")[0],
             remedy="unset CUDA_VISIBLE_DEVICES",
         )
-    # A scheduler gives a job some of the GPUs, and a MIG instance is always alone.
-    elif "SLURM_JOB_ID" not in evidence.env and all(each.mig == "off" for each in usable):
+    # A scheduler gives a job some of the GPUs, workers of one host must share
+    # them out, and a MIG instance is always alone.
+    elif (
+        "SLURM_JOB_ID" not in evidence.env
+        and _workers_here(facts) < 2
+        and all(each.mig == "off" for each in usable)
+    ):
         yield Finding(
             severity="warning",
             what=f"CUDA_VISIBLE_DEVICES hides {len(hidden)} of {len(_seen(facts))} GPUs.",
@@ -299,6 +304,15 @@ LINKS: tuple[Callable[[Facts, Evidence], Iterator[Finding]], ...] = (
 
 def _seen(facts: Facts) -> list[Device]:
     return [each for each in facts.host.devices if each.kind == "gpu" and each.mig != "parent"]
+
+
+def _workers_here(facts: Facts) -> int:
+    """Workers of the cluster that run on this task's host, this one included."""
+    cluster = facts.cluster
+    if cluster is None or not cluster.addresses(cluster.task_type):
+        return 1
+    here = cluster.addresses(cluster.task_type)[cluster.task_index].rpartition(":")[0]
+    return sum(address.rpartition(":")[0] == here for address in cluster.workers)
 
 
 def _usable(facts: Facts) -> list[Device]:

@@ -1,6 +1,7 @@
 """Simulated machines, each broken in one way: the true cause is the first finding."""
 
 import re
+from pathlib import Path
 
 import pytest
 from machines import (
@@ -14,7 +15,9 @@ from machines import (
 
 from autostrategy.diagnosis import diagnose
 from autostrategy.diagnosis.doctor import examine
-from autostrategy.facts import Device, DeviceProcess
+from autostrategy.facts import Device, DeviceProcess, Facts
+
+RECORDED = sorted((Path(__file__).parents[1] / "facts").glob("*.json"))
 
 TWO = (gpu(0), gpu(1))
 NO_DRIVER = {
@@ -492,6 +495,26 @@ def test_a_healthy_machine_has_no_finding(name):
     assert diagnosis.findings == ()
     assert diagnosis.status == 0
     assert diagnosis.explain().startswith("Nothing stands between this machine and training")
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[path.stem for path in RECORDED])
+def test_a_recorded_machine_has_the_findings_that_its_name_says(path):
+    found = Facts.from_json(path.read_text())
+    gpus = sum(device.kind == "gpu" and device.mig != "parent" for device in found.host.devices)
+    expected = {
+        "2xgtx1080ti_old_driver": ["too old for CUDA 12"],
+        "8xb200_nvswitch": ["NVIDIA B200 is newer than this TensorFlow"],
+        "2_of_8xh200_by_slurm": ["CUDA_VISIBLE_DEVICES hides 6 of 8 GPUs"],
+        "all_gpus_hidden": ["CUDA_VISIBLE_DEVICES hides 2 of 2 GPUs"],
+        "busy_gpu": ["hold memory of GPU:1"],
+        "gb10_unified": ["NVIDIA GB10 is newer than this TensorFlow"],
+    }
+
+    findings = diagnose(found, gpu_evidence(gpus) if gpus else cpu_evidence())
+
+    words = expected.get(path.stem, [])
+    assert len(findings) == len(words)
+    assert all(word in finding.what for word, finding in zip(words, findings, strict=True))
 
 
 def test_what_blocks_comes_before_what_warns():
