@@ -68,6 +68,7 @@ class _Reply:
     value: Any = None
     stderr: str = ""
     fault: str | None = None
+    timed_out: bool = False
 
 
 def libraries(
@@ -87,7 +88,7 @@ def tensorflow(env: Mapping[str, str], *, seconds: float = _SECONDS) -> TensorFl
     """How many GPUs TensorFlow sees, and how it was built."""
     reply = _ask(_TENSORFLOW, (), env, seconds)
     if reply.value is None:
-        return TensorFlowAnswer(stderr=reply.stderr, fault=reply.fault)
+        return TensorFlowAnswer(stderr=reply.stderr, fault=reply.fault, timed_out=reply.timed_out)
     return TensorFlowAnswer(
         gpus=reply.value["gpus"],
         built_with_cuda=reply.value["cuda"],
@@ -108,7 +109,7 @@ def _ask(code: str, arguments: tuple[str, ...], env: Mapping[str, str], seconds:
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        return _Reply(fault=f"it did not answer within {seconds:g} s")
+        return _Reply(fault=f"it did not answer within {seconds:g} s", timed_out=True)
     except OSError as error:
         return _Reply(fault=str(error))
     try:

@@ -87,12 +87,16 @@ def leftovers(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
         return
     cluster = facts.cluster
     if cluster is None:
-        yield Finding(
-            severity="warning",
-            what="TF_CONFIG is set and names no cluster; plain TensorFlow fails on it.",
-            evidence=f"TF_CONFIG={evidence.env['TF_CONFIG'][:200]!r}",
-            remedy="unset TF_CONFIG",
-        )
+        empty = not evidence.env["TF_CONFIG"].strip()
+        if empty or any("names a task but no cluster" in note for note in facts.notes):
+            yield Finding(
+                severity="warning",
+                what="TF_CONFIG is empty, and plain TensorFlow fails on it."
+                if empty
+                else "TF_CONFIG names a task and no cluster, so it is left aside.",
+                evidence=f"TF_CONFIG={evidence.env['TF_CONFIG'][:200]!r}",
+                remedy="unset TF_CONFIG",
+            )
         return
     addresses = cluster.addresses(cluster.task_type)
     if cluster.source != "TF_CONFIG" or not addresses:

@@ -12,8 +12,9 @@ from autostrategy.facts import Facts
 class TensorFlowAnswer:
     """What TensorFlow said in a process of its own.
 
-    `gpus` is None when it did not come to the question: `fault` says why. The
-    CUDA fields are those of `tf.sysconfig.get_build_info()`.
+    `gpus` is None when it did not come to the question: `fault` says why.
+    `built_with_cuda` is asked of the binary, `tf.test.is_built_with_cuda`, since
+    the build info of a CPU wheel says True; `compute_capabilities` is from there.
     """
 
     gpus: int | None = None
@@ -21,6 +22,7 @@ class TensorFlowAnswer:
     compute_capabilities: tuple[str, ...] = ()
     stderr: str = ""
     fault: str | None = None
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,6 +161,8 @@ def _nvidia_cards(root: Path) -> tuple[str, ...]:
         each.name
         for each in (sorted(folder.iterdir()) if folder.is_dir() else ())
         if (host.read_text(each / "vendor") or "").strip() == _NVIDIA
+        # One that is passed through to a virtual machine is not this host's.
+        and (each / "driver").resolve().name != "vfio-pci"
         and (host.read_text(each / "class") or "").startswith(_CARD_CLASSES)
     )
 

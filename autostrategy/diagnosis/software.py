@@ -8,6 +8,7 @@ from autostrategy import versions
 from autostrategy.diagnosis.evidence import Evidence
 from autostrategy.diagnosis.finding import Finding
 from autostrategy.facts import Facts
+from autostrategy.hardware import rocm_visibility
 
 # Distributions that bring the module tensorflow, in the order of their likelihood.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tf-nightly")
@@ -20,14 +21,15 @@ def tensorflow(evidence: Evidence) -> str | None:
 
 def installed(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     """TensorFlow and Keras are there, in versions that the package supports."""
-    found = {"tensorflow": tensorflow(evidence)}
-    found["keras"] = "keras" if "keras" in evidence.packages else None
-    for module, name in found.items():
+    keras = "keras" if "keras" in evidence.packages else None
+    for module, title, name in (
+        ("tensorflow", "TensorFlow", tensorflow(evidence)),
+        ("keras", "Keras", keras),
+    ):
         if name is None:
             yield Finding(
                 severity="blocked",
-                what=f"{module.replace('tensorflow', 'TensorFlow').replace('keras', 'Keras')} is "
-                "not installed.",
+                what=f"{title} is not installed.",
                 evidence=f"the Python of this process has no package {module}",
                 remedy=_install(module, facts, evidence),
             )
@@ -75,19 +77,19 @@ def imported(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     answer = evidence.tensorflow
     if answer is None or answer.gpus is not None or tensorflow(evidence) is None:
         return
-    name = tensorflow(evidence)
+    name = tensorflow(evidence) or ""
     yield Finding(
         severity="blocked",
-        what="TensorFlow cannot be imported.",
+        what="TensorFlow does not start.",
         evidence="; ".join(filter(None, (answer.fault, *answer.stderr.strip().splitlines()[-2:]))),
-        remedy=f"pip install --force-reinstall {name}=={evidence.packages[name or '']}",
+        remedy="nvidia-smi  # must answer at once; else: sudo reboot"
+        if answer.timed_out
+        else f"pip install --force-reinstall {name}=={evidence.packages[name]}",
     )
 
 
 def amd(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     """AMD GPUs, which no supported wheel of PyPI can use."""
-    from autostrategy.hardware import rocm_visibility
-
     cards = evidence.amd_gpus
     if not cards or "tensorflow-rocm" in evidence.packages:
         return

@@ -87,8 +87,14 @@ BROKEN = {
     "TensorFlow crashes": (
         facts(*TWO),
         gpu_evidence(answer={"gpus": None, "fault": "it ended with status -11", "stderr": "a\nb"}),
-        ("blocked", "TensorFlow cannot be imported", "it ended with status -11; a; b"),
+        ("blocked", "TensorFlow does not start", "it ended with status -11; a; b"),
         "pip install --force-reinstall tensorflow==2.21.0",
+    ),
+    "TensorFlow waits without end": (
+        facts(*TWO),
+        gpu_evidence(answer={"gpus": None, "fault": "no answer within 9 s", "timed_out": True}),
+        ("blocked", "TensorFlow does not start", "no answer within 9 s"),
+        "nvidia-smi  # must answer at once; else: sudo reboot",
     ),
     "container without its GPUs": (
         facts(),
@@ -362,7 +368,13 @@ BROKEN = {
     "empty TF_CONFIG": (
         facts(),
         cpu_evidence(env={"TF_CONFIG": ""}),
-        ("warning", "TF_CONFIG is set and names no cluster", "TF_CONFIG=''"),
+        ("warning", "TF_CONFIG is empty, and plain TensorFlow fails", "TF_CONFIG=''"),
+        "unset TF_CONFIG",
+    ),
+    "TF_CONFIG without a cluster": (
+        facts(notes=("TF_CONFIG names a task but no cluster; it is taken as unset.",)),
+        cpu_evidence(env={"TF_CONFIG": '{"task": {}}'}),
+        ("warning", "TF_CONFIG names a task and no cluster", "TF_CONFIG='{\"task\": {}}'"),
         "unset TF_CONFIG",
     ),
     "stale TF_CONFIG": (
@@ -411,6 +423,7 @@ BROKEN = {
 
 HEALTHY = {
     "laptop": (facts(), cpu_evidence()),
+    "TF_CONFIG of a notebook": (facts(), cpu_evidence(env={"TF_CONFIG": "{}"})),
     "mac": (facts(platform="darwin"), cpu_evidence(open_files=256)),
     "two GPUs": (facts(*TWO), gpu_evidence()),
     "CUDA of the system": (facts(*TWO), gpu_evidence(packages=PIP_HAS_NONE)),

@@ -73,6 +73,13 @@ def test_a_container_without_the_gpus_of_its_host(files, env, by, tmp_path):
     assert finding.evidence.startswith(f"a container by {by}, NVIDIA_VISIBLE_DEVICES=all")
 
 
+def test_a_card_that_is_passed_through_is_not_this_hosts(tmp_path):
+    root = write(tmp_path, {**CARD, "sys/bus/pci/drivers/vfio-pci/bind": ""})
+    (root / "sys/bus/pci/devices/0000:01:00.0/driver").symlink_to("../../drivers/vfio-pci")
+
+    assert doctor(env={}, root=root).findings == ()
+
+
 def test_a_loaded_driver_is_no_finding(tmp_path):
     root = write(
         tmp_path,
@@ -211,27 +218,29 @@ test = types.SimpleNamespace(is_built_with_cuda=lambda: True)
 
 
 @pytest.mark.parametrize(
-    ("code", "answer"),
+    ("code", "seconds", "answer"),
     [
         (
             FAKE,
+            60,
             asking.TensorFlowAnswer(
                 gpus=1,
                 compute_capabilities=("sm_60", "compute_90"),
                 stderr="Could not find cuda drivers on your machine\n",
             ),
         ),
-        ("import os; os._exit(3)", asking.TensorFlowAnswer(fault="it ended with status 3")),
+        ("import os; os._exit(3)", 60, asking.TensorFlowAnswer(fault="it ended with status 3")),
         (
             "import time; time.sleep(60)",
-            asking.TensorFlowAnswer(fault="it did not answer within 2 s"),
+            0.5,
+            asking.TensorFlowAnswer(fault="it did not answer within 0.5 s", timed_out=True),
         ),
     ],
 )
-def test_tensorflow_is_asked_in_another_process(code, answer, tmp_path):
+def test_tensorflow_is_asked_in_another_process(code, seconds, answer, tmp_path):
     (tmp_path / "tensorflow.py").write_text(code)
 
-    assert asking.tensorflow({"PYTHONPATH": str(tmp_path)}, seconds=2) == answer
+    assert asking.tensorflow({"PYTHONPATH": str(tmp_path)}, seconds=seconds) == answer
 
 
 def test_a_python_that_cannot_be_started_is_an_answer(monkeypatch):
