@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     software.imported,
     cluster.contradictions,
     gpus.path,
+    cluster.there,
     cluster.reachable,
     cluster.own_port,
     resources.cudnn,

@@ -39,6 +39,17 @@ def culprit(text: str) -> str:
     return named.group() if named else "SLURM_"  # whose texts speak of a host list
 
 
+def there(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
+    """There is a cluster, where somebody asks about it."""
+    if evidence.cluster_wanted and facts.cluster is None and not evidence.probe_errors:
+        yield Finding(
+            severity="warning",
+            what="There is no cluster whose tasks could be knocked at.",
+            evidence="the environment has neither a TF_CONFIG with a cluster nor a Slurm step",
+            remedy="srun autostrategy doctor --cluster  # or set TF_CONFIG, as for the run",
+        )
+
+
 def reachable(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     """Every other task has a name that resolves and a host that answers."""
     refused = {where: why for where, why in evidence.unanswered.items() if "refused" in why}

@@ -48,6 +48,7 @@ class Evidence:
         libdevice: whether XLA would find libdevice.10.bc.
         open_files: how many files this process may hold open.
         shared_memory_bytes: the size of /dev/shm.
+        cluster_wanted: whether somebody asked to knock at the cluster.
         unanswered: addresses of the cluster where nobody answers, with the reason.
         cannot_listen: why this task cannot listen at its own address.
     """
@@ -70,6 +71,7 @@ class Evidence:
     tensorflow: TensorFlowAnswer | None = None
     open_files: int | None = None
     shared_memory_bytes: int | None = None
+    cluster_wanted: bool = False
     unanswered: Mapping[str, str] = field(default_factory=dict)
     cannot_listen: str | None = None
 

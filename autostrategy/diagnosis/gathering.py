@@ -97,6 +97,7 @@ def gather(
         tensorflow=asking.tensorflow(env) if here and found_gpu else None,
         open_files=_open_files() if here else None,
         shared_memory_bytes=_size(root / "dev/shm"),
+        cluster_wanted=cluster,
         unanswered=_unanswered(knocked) if knocked else {},
         cannot_listen=_cannot_listen(knocked) if knocked else None,
     )

@@ -11,24 +11,11 @@ import re
 from collections.abc import Callable, Iterator
 
 from autostrategy import device_selection
+from autostrategy.diagnosis import drivers
 from autostrategy.diagnosis.evidence import Evidence
 from autostrategy.diagnosis.finding import Finding
 from autostrategy.diagnosis.software import tensorflow
 from autostrategy.facts import Device, Facts
-
-_INSTALL_DRIVER = {
-    "debian": "sudo apt-get install nvidia-driver && sudo reboot",
-    "fedora": "sudo dnf install akmod-nvidia && sudo reboot",
-    "ubuntu": "sudo ubuntu-drivers install && sudo reboot",
-}
-_DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
-
-_GIVE_GPUS = "docker run --gpus all ..."
-_GIVE_GPUS_IN_A_POD = "resources: {limits: {nvidia.com/gpu: 1}}  # in the pod's container"
-
-# CUDA 12 runs from driver 525 on (CUDA release notes, "minor version compatibility").
-_OLDEST_CUDA = 12
-_OLDEST_DRIVER = "525.60.13"
 
 # Compute capabilities of the wheels of 2.20 and 2.21 (`tf.sysconfig.get_build_info`).
 # Code for sm_80 runs on all of 8.x; compute_90 is compiled at first use on any later card.
@@ -44,116 +31,33 @@ def path(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _container(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
-    """A container was given the GPUs of its host."""
-    if not evidence.container or evidence.device_files or _seen(facts):
-        return
-    wanted = evidence.env.get("NVIDIA_VISIBLE_DEVICES", "")
-    asks = wanted not in ("", "void", "none")
-    if not asks and not evidence.nvidia_cards:
-        return
-    pod = "KUBERNETES_SERVICE_HOST" in evidence.env
-    yield Finding(
-        severity="blocked" if evidence.nvidia_cards else "warning",
-        what="This container was not given the GPUs "
-        + ("of its host." if evidence.nvidia_cards else "that it asks for."),
-        evidence=f"a container by {evidence.container}"
-        + (f", NVIDIA_VISIBLE_DEVICES={wanted}" if asks else "")
-        + ", no /dev/nvidia0"
-        + (f", and {_cards(len(evidence.nvidia_cards))} on PCI" if evidence.nvidia_cards else ""),
-        remedy=_GIVE_GPUS_IN_A_POD if pod else _GIVE_GPUS,
-    )
-
-
-def _driver(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
-    """A card on PCI has NVIDIA's driver."""
-    if not evidence.nvidia_cards or evidence.driver_loaded or _seen(facts):
-        return
-    installed = evidence.nvml_error == "NVML_ERROR_DRIVER_NOT_LOADED"
-    distribution = evidence.distribution or "this system"
-    yield Finding(
-        severity="blocked",
-        what=f"{_cards(len(evidence.nvidia_cards))} {_is(len(evidence.nvidia_cards))} here, and "
-        f"NVIDIA's driver is not {'loaded' if installed else 'installed'}.",
-        evidence=f"PCI {', '.join(evidence.nvidia_cards)}; no /proc/driver/nvidia/version",
-        remedy="sudo modprobe nvidia"
-        if installed
-        else _INSTALL_DRIVER.get(distribution, f"see {_DRIVER_GUIDE} for {distribution}"),
-    )
-
-
-def _library_and_driver(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
-    """The driver in the kernel and its libraries are of one version, and may be used."""
-    if evidence.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
-        yield Finding(
-            severity="blocked",
-            what="The NVIDIA driver was updated and not loaded again, so no GPU answers.",
-            evidence="NVML: driver/library version mismatch",
-            remedy="sudo reboot",
-        )
-    elif evidence.nvml_error == "NVML_ERROR_NO_PERMISSION":
-        yield Finding(
-            severity="blocked",
-            what="This user may not open the GPUs.",
-            evidence="NVML: insufficient permissions",
-            remedy='sudo usermod -aG video "$USER"  # then log in again',
-        )
-
-
-def _driver_age(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
-    """The driver is new enough for CUDA 12."""
-    version = facts.host.cuda_driver_version
-    if version is not None and int(version.partition(".")[0]) < _OLDEST_CUDA:
-        yield Finding(
-            severity="blocked",
-            what=f"The NVIDIA driver is too old for CUDA {_OLDEST_CUDA}, which TensorFlow needs.",
-            evidence=f"driver {facts.host.driver_version}, CUDA up to {version}",
-            remedy=_INSTALL_DRIVER.get(evidence.distribution or "", f"see {_DRIVER_GUIDE}")
-            + f"  # {_OLDEST_DRIVER} or later",
-        )
-
-
-def _capabilities(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
-    """The container runtime brings libcuda, and not NVML alone."""
-    value = evidence.env.get("NVIDIA_DRIVER_CAPABILITIES")
-    if not value or not evidence.container or not evidence.gpus(facts):
-        return
-    if not {"compute", "all"} & {part.strip() for part in value.split(",")}:
-        yield Finding(
-            severity="blocked",
-            what="This container was given the GPUs without the libraries to compute on them.",
-            evidence=f"NVIDIA_DRIVER_CAPABILITIES={value} does not have compute",
-            remedy="docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
-        )
-
-
 def _visibility(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES names what is there, and hides nothing by mistake."""
     value = facts.visible_devices
     hidden = device_selection.hidden_gpus(facts)
-    if value is None or not hidden:
+    if value is None:
         return
     notes = [note for note in facts.notes if note.startswith("CUDA_VISIBLE_DEVICES=")]
     wrong = [note for note in notes if "has blanks" not in note]
-    usable = _usable(facts)
     if wrong:
         yield Finding(
-            severity="blocked",
-            what=f"CUDA_VISIBLE_DEVICES names a GPU that is not there or twice, which hides "
-            f"{len(hidden)} of {len(_seen(facts))} GPUs.",
+            severity="blocked" if hidden else "warning",
+            what="CUDA_VISIBLE_DEVICES names a GPU that is not there or twice, which hides "
+            f"{len(hidden)} of {len(drivers.seen(facts))} GPUs.",
             evidence=wrong[0].partition(" Unset it")[0],
             remedy="unset CUDA_VISIBLE_DEVICES",
         )
     # A scheduler gives a job some of the GPUs, workers of one host must share
     # them out, and a MIG instance is always alone.
     elif (
-        "SLURM_JOB_ID" not in evidence.env
+        hidden
+        and "SLURM_JOB_ID" not in evidence.env
         and _workers_here(facts) < 2
-        and all(each.mig == "off" for each in usable)
+        and all(each.mig == "off" for each in _usable(facts))
     ):
         yield Finding(
             severity="warning",
-            what=f"CUDA_VISIBLE_DEVICES hides {len(hidden)} of {len(_seen(facts))} GPUs.",
+            what=f"CUDA_VISIBLE_DEVICES hides {len(hidden)} of {len(drivers.seen(facts))} GPUs.",
             evidence=f"CUDA_VISIBLE_DEVICES={value!r}",
             remedy="unset CUDA_VISIBLE_DEVICES",
         )
@@ -182,7 +86,8 @@ def _wheel(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
     if name == "tensorflow-cpu" or (answer and not answer.built_with_cuda):
         yield Finding(
             severity="blocked",
-            what=f"TensorFlow is built for the CPU alone, beside {_cards(evidence.gpus(facts))}.",
+            what="TensorFlow is built for the CPU alone, beside "
+            f"{drivers.cards(evidence.gpus(facts))}.",
             evidence=f"{name} {evidence.packages[name]} is installed",
             remedy=f"pip uninstall -y {name} && pip install 'tensorflow[and-cuda]'",
         )
@@ -198,7 +103,7 @@ def _libraries(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
         if "dxg" in evidence.device_files:
             remedy = "export LD_LIBRARY_PATH=/usr/lib/wsl/lib"
         elif evidence.container:
-            remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
+            remedy = drivers.GIVE_LIBRARIES
         yield Finding(
             severity="blocked",
             what="The driver's own library libcuda.so.1 cannot be loaded.",
@@ -287,11 +192,12 @@ def _tensorflow(facts: Facts, evidence: Evidence) -> Iterator[Finding]:
 
 
 LINKS: tuple[Callable[[Facts, Evidence], Iterator[Finding]], ...] = (
-    _container,
-    _driver,
-    _library_and_driver,
-    _driver_age,
-    _capabilities,
+    drivers.container,
+    drivers.installed,
+    drivers.one_version,
+    drivers.answers,
+    drivers.new_enough,
+    drivers.able_to_compute,
     _visibility,
     _instances,
     _wheel,
@@ -300,10 +206,6 @@ LINKS: tuple[Callable[[Facts, Evidence], Iterator[Finding]], ...] = (
     _tensorflow,
     _too_new,
 )
-
-
-def _seen(facts: Facts) -> list[Device]:
-    return [each for each in facts.host.devices if each.kind == "gpu" and each.mig != "parent"]
 
 
 def _workers_here(facts: Facts) -> int:
@@ -331,11 +233,3 @@ def _capability(text: str) -> tuple[int, int]:
     """'8.9', 'sm_89' and 'compute_90' as (8, 9), (8, 9) and (9, 0); 'sm_120' is (12, 0)."""
     digits = "".join(re.findall(r"\d+", text))
     return int(digits[:-1]), int(digits[-1])
-
-
-def _cards(count: int) -> str:
-    return "1 NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

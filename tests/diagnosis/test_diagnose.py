@@ -151,6 +151,42 @@ BROKEN = {
         ("blocked", "may not open the GPUs", "insufficient permissions"),
         'sudo usermod -aG video "$USER"  # then log in again',
     ),
+    "driver that does not answer": (
+        facts(),
+        gpu_evidence(nvml_error="Unknown Error", answer={"gpus": 0}),
+        ("blocked", "driver does not answer", "NVML: Unknown Error"),
+        "sudo dmesg | grep -i nvrm  # says why; then: sudo reboot",
+    ),
+    "driver without NVML": (
+        facts(),
+        gpu_evidence(nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND"),
+        ("blocked", "libnvidia-ml.so.1 is not found", "the driver is loaded"),
+        "sudo ldconfig",
+    ),
+    "container without NVML": (
+        facts(),
+        gpu_evidence(nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", container="/.dockerenv"),
+        ("blocked", "libnvidia-ml.so.1 is not found", "the driver is loaded"),
+        "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
+    ),
+    "no binding of NVML": (
+        facts(notes=("NVML cannot be asked: No module named 'pynvml'. Run pip install.",)),
+        gpu_evidence(),
+        ("blocked", "nvidia-ml-py is missing", "No module named 'pynvml'"),
+        "pip install nvidia-ml-py",
+    ),
+    "a Slurm job without a GPU": (
+        facts(notes=("GPU 0 of 2 is kept from this process's job or container.",)),
+        gpu_evidence(env={"SLURM_JOB_ID": "7"}, answer={"gpus": 0}),
+        ("blocked", "given none of the GPUs", "GPU 0 of 2 is kept"),
+        "srun --gpus=1 ...",
+    ),
+    "a container with device files of none": (
+        facts(notes=("GPU 0 of 2 is kept from this process's job or container.",)),
+        gpu_evidence(container="/.dockerenv", answer={"gpus": 0}),
+        ("blocked", "given none of the GPUs", "GPU 0 of 2 is kept"),
+        "docker run --gpus all ...",
+    ),
     "old driver": (
         facts(*TWO, driver_version="470.82.01", cuda_driver_version="11.4"),
         gpu_evidence(answer={"gpus": 0, "stderr": "CUDA driver version is insufficient"}),
@@ -186,6 +222,19 @@ BROKEN = {
         ),
         gpu_evidence(answer={"gpus": 1}),
         ("blocked", "names a GPU that is not there or twice, which hides 1 of 2", "is '7'"),
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    "one GPU too many named": (
+        facts(
+            *TWO,
+            visible_devices="0,1,2",
+            notes=(
+                "CUDA_VISIBLE_DEVICES='0,1,2': no GPU of this process is '2', which hides it "
+                "alone. Unset it to see all GPUs.",
+            ),
+        ),
+        gpu_evidence(),
+        ("warning", "not there or twice, which hides 0 of 2 GPUs", "is '2'"),
         "unset CUDA_VISIBLE_DEVICES",
     ),
     "MIG without instances": (
@@ -401,6 +450,12 @@ BROKEN = {
         ("warning", "1 task of the cluster has not started", "node8:2222 (connection refused)"),
         "autostrategy run train.py  # on each of these hosts, with its own TF_CONFIG",
     ),
+    "no cluster to knock at": (
+        facts(),
+        cpu_evidence(cluster_wanted=True),
+        ("warning", "no cluster whose tasks", "neither a TF_CONFIG with a cluster nor a Slurm"),
+        "srun autostrategy doctor --cluster  # or set TF_CONFIG, as for the run",
+    ),
     "own port taken": (
         facts(cluster=two_workers()),
         cpu_evidence(cannot_listen="This task's own address must be free to listen on."),
@@ -424,6 +479,10 @@ BROKEN = {
 HEALTHY = {
     "laptop": (facts(), cpu_evidence()),
     "TF_CONFIG of a notebook": (facts(), cpu_evidence(env={"TF_CONFIG": "{}"})),
+    "laptop without NVML's binding": (
+        facts(notes=("NVML cannot be asked: No module named 'pynvml'. Run pip install.",)),
+        cpu_evidence(),
+    ),
     "mac": (facts(platform="darwin"), cpu_evidence(open_files=256)),
     "two GPUs": (facts(*TWO), gpu_evidence()),
     "CUDA of the system": (facts(*TWO), gpu_evidence(packages=PIP_HAS_NONE)),
@@ -450,6 +509,7 @@ HEALTHY = {
         facts(gpu(0), gpu(1, visible_index=None), visible_devices="0"),
         gpu_evidence(answer={"gpus": 1}, env={"SLURM_JOB_ID": "7"}),
     ),
+    "all GPUs by number": (facts(*TWO, visible_devices="0,1"), gpu_evidence()),
     "MIG instance": (
         facts(
             gpu(0, mig="parent", visible_index=None),
