@@ -19,15 +19,20 @@ from autostrategy.scaling import Scaling
 
 if TYPE_CHECKING:
     from autostrategy.builder import build
+    from autostrategy.diagnosis.doctor import Diagnosis, doctor
+    from autostrategy.diagnosis.finding import Finding
     from autostrategy.report import Report
     from autostrategy.training.fit import fit
     from autostrategy.training.trainer import Trainer
 
-# These need TensorFlow, which `import autostrategy` must not.
+# These need TensorFlow, which `import autostrategy` must not, or are seldom needed.
 _LAZY = {
+    "Diagnosis": "autostrategy.diagnosis.doctor",
+    "Finding": "autostrategy.diagnosis.finding",
     "Report": "autostrategy.report",
     "Trainer": "autostrategy.training.trainer",
     "build": "autostrategy.builder",
+    "doctor": "autostrategy.diagnosis.doctor",
     "fit": "autostrategy.training.fit",
 }
 
@@ -36,7 +41,10 @@ __all__ = [
     "build",
     "Cluster",
     "Device",
+    "Diagnosis",
+    "doctor",
     "Facts",
+    "Finding",
     "fit",
     "Host",
     "LaunchError",

@@ -1,7 +1,8 @@
 """The command line: parse, call one verb, print its value.
 
 Exit status: 0, or that of the script; 1 when a request cannot be met; 2 for
-wrong usage; 130 after Ctrl-C.
+wrong usage; 130 after Ctrl-C. `doctor` ends with 0 when it found nothing, 1 for
+warnings, 2 when something is blocked.
 
 Imports that cost time wait until their command runs: `probe` and `plan` must
 answer at once, and `run` must set the environment before TensorFlow is read.
@@ -26,6 +27,7 @@ _EXAMPLES = """\
 examples:
   autostrategy probe                          what this machine and its cluster are
   autostrategy plan --batch-size 256          which strategy, and why no other
+  autostrategy doctor                         what is wrong here, and how to mend it
   autostrategy run train.py --epochs 5        train.py in this process of a cluster
 """
 
@@ -42,6 +44,15 @@ examples:
   autostrategy plan --devices 4               on a CPU: a rehearsal on 4 virtual devices
   autostrategy plan --devices GPU:0,GPU:2
   autostrategy plan --batch-size 64 --learning-rate 0.1 --optimizer SGD
+"""
+
+_DOCTOR_EXAMPLES = """\
+examples:
+  autostrategy doctor
+  autostrategy doctor --cluster               does every task of the cluster answer?
+  autostrategy doctor --json > doctor.json    for a bug report
+
+exit status: 0 nothing found, 1 warnings, 2 something is blocked
 """
 
 _RUN_EXAMPLES = """\
@@ -107,6 +118,11 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--optimizer", metavar="NAME", help="its Keras class; decides auto scaling")
     _json_flag(plan)
     plan.set_defaults(command=_plan)
+
+    doctor = _command(commands, "doctor", "say what is wrong, and what mends it", _DOCTOR_EXAMPLES)
+    doctor.add_argument("--cluster", action="store_true", help="knock at every other task too")
+    _json_flag(doctor)
+    doctor.set_defaults(command=_doctor)
 
     run = _command(commands, "run", "run a script as one task of its cluster", _RUN_EXAMPLES)
     run.usage = "autostrategy run [-h] [--verbose] (SCRIPT | -m MODULE) [arguments ...]"
@@ -187,6 +203,14 @@ def _plan(args: argparse.Namespace) -> int:
     else:
         print(plan)
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from autostrategy.diagnosis.doctor import doctor
+
+    diagnosis = doctor(cluster=args.cluster)
+    print(diagnosis.to_json() if args.json else diagnosis)
+    return diagnosis.status
 
 
 def _facts(file: str | None) -> Facts:

@@ -105,11 +105,13 @@ def hidden_gpus(facts: Facts) -> tuple[Device, ...]:
 
 
 def mig_instances(facts: Facts) -> int:
-    """How many MIG instances this process can see, of which it can use one."""
-    return sum(
-        device.mig == "instance" and device.visible_index is not None
-        for device in facts.host.devices
-    )
+    """How many MIG instances there are where this process computes on one, else 0.
+
+    CUDA shows a process no second one, so those that are not visible count too.
+    """
+    if not any(device.mig == "instance" for device in by_name(facts).values()):
+        return 0
+    return sum(device.mig == "instance" for device in facts.host.devices)
 
 
 def virtual_cpus(names: Iterable[str]) -> int:
@@ -187,7 +189,7 @@ def _busy(gpus: dict[str, Device]) -> dict[str, str]:
 
 
 def _occupation(device: Device) -> str | None:
-    pids = ", ".join(str(process.pid) for process in device.processes[:3])
+    pids = ", ".join(str(process.pid) for process in (device.processes or ())[:3])
     by = f" (process {pids})" if pids else ""
     share = _occupied_share(device)
     if share > _BUSY_MEMORY_SHARE:
@@ -203,7 +205,9 @@ def _occupied_share(device: Device) -> float:
         return 0.0
     if device.memory_free_bytes is not None:
         return 1 - device.memory_free_bytes / device.memory_bytes
-    return sum(process.memory_bytes or 0 for process in device.processes) / device.memory_bytes
+    return (
+        sum(process.memory_bytes or 0 for process in device.processes or ()) / device.memory_bytes
+    )
 
 
 def _tiny(gpus: dict[str, Device]) -> dict[str, str]:

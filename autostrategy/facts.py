@@ -37,8 +37,7 @@ class Device:
     position that CUDA_VISIBLE_DEVICES (or the lack of it) gives the device in
     this process, None when it is hidden. `cores` is how many devices
     TensorFlow makes of it: 2 for a TPU v2 or v3 chip, else 1. `processes` are
-    other processes, none where the driver cannot tell. A field that the driver
-    will not tell is None.
+    other processes. A field that the driver will not tell is None.
     """
 
     kind: Literal["gpu", "tpu"]
@@ -59,7 +58,7 @@ class Device:
     utilization_percent: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    processes: tuple[DeviceProcess, ...] = ()
+    processes: tuple[DeviceProcess, ...] | None = ()
     throttle_reasons: tuple[str, ...] = ()
 
 

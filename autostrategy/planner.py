@@ -357,14 +357,16 @@ def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[st
     if kind is StrategyKind.CENTRAL_STORAGE and workload.strategy != kind.value:
         asked += "the form of parameter servers on one host, "
     if cluster and kind is StrategyKind.PARAMETER_SERVER:
-        role = {"chief": "coordinator (chief)"}.get(cluster.task_type, cluster.task_type)
+        role = f"{cluster.task_type} {cluster.task_index}"
+        if cluster.task_type == "chief":
+            role = "the coordinator (chief)"
         servers = len(cluster.addresses("ps"))
         tables = (
             f"; embedding tables of {2 * SMALLEST_PART_BYTES >> 10} KiB and more are split over "
             f"the {servers} servers"
         )
         return (
-            f"{asked}the cluster has {plan_text.jobs(cluster)}; this task is the {role}"
+            f"{asked}the cluster has {plan_text.jobs(cluster)}; this task is {role}"
             f"{tables if servers > 1 else ''}"
         )
     if cluster and kind in _CLUSTER_KINDS and cluster.world_size > 1:
@@ -379,5 +381,5 @@ def _why(kind: StrategyKind, facts: Facts, workload: Workload, devices: tuple[st
     if devices == ("CPU:0",) and not gpus:
         return f"{asked}no GPU that can be used was found{_hidden(facts)}, so CPU:0 computes"
     if len(gpus) > 1 and names in gpus:
-        return f"{asked}of {', '.join(gpus)}, {names} computes{_hidden(facts)}"
+        return f"{asked}{names} computes, one of {', '.join(gpus)}{_hidden(facts)}"
     return f"{asked}one device computes, {names}{_hidden(facts)}"

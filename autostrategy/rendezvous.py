@@ -12,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from autostrategy.errors import LaunchError
@@ -84,6 +84,37 @@ def within(act: Callable[[], Value], *, timeout: float, otherwise: str) -> Value
 
 def _addresses(cluster: Cluster, jobs: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(address for job in jobs for address in cluster.addresses(job))
+
+
+def unanswered(addresses: Iterable[str], *, timeout: float) -> dict[str, str]:
+    """Those of `addresses` where nobody answers, each with the reason; all are asked at once.
+
+    A name server may keep a lookup waiting longer than any `timeout`, so each
+    is asked in a daemon thread, which may be left behind.
+    """
+    addresses = tuple(addresses)
+    reasons: dict[str, str | None] = dict.fromkeys(addresses, "no answer")
+
+    def ask(address: str) -> None:
+        reasons[address] = knock(address)
+
+    threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in addresses]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {address: reason for address in addresses if (reason := reasons[address]) is not None}
+
+
+def cannot_listen(address: str) -> str | None:
+    """Why this task cannot listen at its own `address`, None when it can."""
+    host, _, port = address.rpartition(":")
+    try:
+        _bind(host.strip("[]"), int(port), address).close()
+    except LaunchError as error:
+        return str(error)
+    return None
 
 
 def knock(address: str) -> str | None:

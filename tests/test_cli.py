@@ -21,6 +21,7 @@ COMMAND = [sys.executable, "-m", "autostrategy"]
 
 FLAGS = {
     "": ["--help", "--version"],
+    "doctor": ["--cluster", "--help", "--json"],
     "probe": ["--help", "--json"],
     "plan": [
         "--batch-scaling",
@@ -103,7 +104,7 @@ def test_flags_are_exactly_these():
     } == FLAGS
 
 
-@pytest.mark.parametrize("command", ["", "probe", "plan", "run"])
+@pytest.mark.parametrize("command", ["", "probe", "plan", "doctor", "run"])
 def test_help_teaches_with_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command.split(), "--help"])

@@ -14,7 +14,7 @@ PACKAGE = Path(autostrategy.__file__).parent
 # A module imports from rows above its own, or from its own folder. An import
 # inside a function counts; one for type checkers alone does not.
 ROWS = (
-    ("errors", "plain_table", "startup_noise"),
+    ("errors", "plain_table", "startup_noise", "versions"),
     ("json_values",),
     ("facts",),
     ("scaling", "cost_model", "workload", "device_selection"),
@@ -22,7 +22,8 @@ ROWS = (
     ("plan_text",),
     ("planner", "hardware", "clusters"),
     ("prober",),
-    ("launchers", "doctor", "rendezvous", "report"),
+    ("launchers", "rendezvous", "report"),
+    ("diagnosis",),
     ("tensorflow_internals",),
     ("parameter_servers",),
     ("builder",),
@@ -76,6 +77,7 @@ def test_a_module_has_a_row_and_imports_only_from_above_it(path):
         "autostrategy",
         "autostrategy.prober",
         "autostrategy.planner",
+        "autostrategy.diagnosis.doctor",
         "autostrategy.cli, autostrategy.script",
     ],
 )

@@ -42,8 +42,8 @@ from autostrategy.planner import RULES, StrategyKind, Workload, plan
         (facts(gpu(0), gpu(1), cluster=cluster(worker="h1:1")), "mirrored", "found 1, which is"),
         (facts(cluster=cluster(worker="h1:1")), "one_device", "single machine"),
         (facts(cluster=cluster(task_type="chief", **SERVERS)), "parameter_server", "coordinator"),
-        (facts(cluster=cluster(task_type="worker", **SERVERS)), "parameter_server", "the worker"),
-        (facts(cluster=cluster(task_type="ps", **SERVERS)), "parameter_server", "is the ps"),
+        (facts(cluster=cluster(task_type="worker", **SERVERS)), "parameter_server", "is worker 0"),
+        (facts(cluster=cluster(task_type="ps", **SERVERS)), "parameter_server", "is ps 0"),
         (
             facts(cluster=cluster(task_type="evaluator", chief="c:1", worker="w:1")),
             "one_device",
@@ -241,6 +241,36 @@ def test_of_several_mig_instances_a_process_uses_one():
 
     assert (chosen.kind, chosen.devices) == (StrategyKind.ONE_DEVICE, ("GPU:1",))
     assert "2 MIG instances, and a process can use one" in reason(chosen, "mirrored")
+
+
+def test_mig_instances_that_cuda_does_not_show_count_as_found():
+    """CUDA shows a process the first instance and hides the others without being asked to."""
+    others = (gpu(index, mig="instance", visible_index=None) for index in (2, 3))
+    parent = gpu(0, mig="parent", visible_index=None)
+    chosen = plan(facts(parent, gpu(1, mig="instance", visible_index=0), *others))
+
+    assert chosen.devices == ("GPU:0",)
+    assert reason(chosen, "mirrored") == (
+        "needs whole GPUs; found 3 MIG instances, and a process can use one"
+    )
+
+
+def test_one_gpu_of_two_that_differ_computes_and_is_told_as_one_of_them():
+    chosen = plan(facts(gpu(0), gpu(1, name="T4", memory_bytes=16 * GIB)))
+
+    assert chosen.reasons[0].text == "GPU:0 computes, one of GPU:0, GPU:1"
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"task_type": "worker", "task_index": 1}, "this task is worker 1"),
+        ({"task_type": "ps"}, "this task is ps 0"),
+        ({"task_type": "chief"}, "this task is the coordinator (chief)"),
+    ],
+)
+def test_a_task_of_a_parameter_server_cluster_is_told_by_its_index(task, said):
+    assert plan(facts(cluster=cluster(**task, **SERVERS))).reasons[0].text.endswith(said)
 
 
 def test_whole_gpus_are_used_before_mig_instances():

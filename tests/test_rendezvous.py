@@ -139,3 +139,34 @@ def test_within_gives_up_with_the_given_text():
         rendezvous.within(release.wait, timeout=0.1, otherwise="late")
 
     release.set()
+
+
+def test_all_addresses_are_asked_at_once_and_each_says_why_nobody_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        (gone,) = free_addresses(1)
+
+        found = rendezvous.unanswered([there, gone], timeout=5)
+
+    assert found == {gone: "connection refused"}
+
+
+def test_a_lookup_without_end_does_not_outlast_the_timeout(monkeypatch):
+    monkeypatch.setattr(rendezvous, "knock", lambda address: time.sleep(30))
+
+    start = time.monotonic()
+
+    assert rendezvous.unanswered(["a:1", "b:1"], timeout=0.2) == {
+        "a:1": "no answer",
+        "b:1": "no answer",
+    }
+    assert time.monotonic() - start < 10
+
+
+def test_a_task_can_listen_where_nobody_does():
+    (free,) = free_addresses(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+
+        assert f"Received: {taken}, " in rendezvous.cannot_listen(taken)
+    assert rendezvous.cannot_listen(free) is None

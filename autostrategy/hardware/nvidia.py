@@ -40,6 +40,14 @@ _WAYS_OUT = {
     "NVML_ERROR_RESET_REQUIRED": "It must be reset: nvidia-smi --gpu-reset, or reboot.",
 }
 
+# Why NVML may refuse to start.
+_FAULTS = (
+    "NVML_ERROR_LIBRARY_NOT_FOUND",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+    "NVML_ERROR_NO_PERMISSION",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvidiaFindings:
@@ -82,6 +90,22 @@ def probe(host: Host, nvml: Any = None) -> NvidiaFindings:
         return _read(nvml, host)
     finally:
         ask(nvml, "nvmlShutdown")
+
+
+def fault(nvml: Any = None) -> str | None:
+    """What nvml.h calls the error with which NVML refuses to start, None when it starts."""
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+    except failures(nvml) as error:
+        return next((name for name in _FAULTS if is_error(nvml, error, name)), str(error))
+    ask(nvml, "nvmlShutdown")
+    return None
 
 
 def _read(nvml: Any, host: Host) -> NvidiaFindings:
@@ -182,9 +206,15 @@ def _mig_instances(
 
 
 def _name(nvml: Any, handle: Any, which: str, notes: list[str]) -> str:
-    name = text(ask(nvml, "nvmlDeviceGetName", handle))
+    try:
+        name = text(nvml.nvmlDeviceGetName(handle))
+        why = ""
+    except UnicodeDecodeError:
+        name, why = None, ": it is not UTF-8"
+    except failures(nvml):
+        name, why = None, ""
     if name is None:
-        notes.append(f"The name of {which} cannot be read.")
+        notes.append(f"The name of {which} cannot be read{why}.")
         return "NVIDIA GPU"
     return name
 
@@ -219,15 +249,21 @@ def _compute_capability(nvml: Any, handle: Any) -> str | None:
     return None if version is None else f"{version[0]}.{version[1]}"
 
 
-def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
-    """Processes that compute here, but not this one. In a container the ids are the host's."""
+def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
+    """Processes that compute here, but not this one. In a container the ids are the host's.
+
+    Before driver 510 the call is not there, and nothing is known of any.
+    """
+    running = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    if running is None:
+        return None
     return tuple(
         DeviceProcess(
             pid=each.pid,
             memory_bytes=each.usedGpuMemory,
             name=_process_name(nvml, each.pid),
         )
-        for each in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        for each in running
         if each.pid != os.getpid()
     )
 

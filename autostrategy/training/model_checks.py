@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from autostrategy import versions
 from autostrategy.errors import TrainingError
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.scaling import Scaling
 from autostrategy.training import keras_internals
-
-# The oldest and newest versions that the suite runs against
-# (docs/decisions/0002-supported-versions.md): at least, below.
-_SUPPORTED = {"keras": ((3, 12), (3, 16)), "tensorflow": ((2, 20), (2, 22))}
 
 
 def require_supported() -> None:
@@ -31,27 +27,14 @@ def require_supported() -> None:
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
         )
     for package, version in (("keras", keras.__version__), ("tensorflow", _tensorflow_version())):
-        least, below = _SUPPORTED[package]
-        if not least <= _number(version) < below:
-            raise TrainingError(
-                f"{package} must be at least {_text(least)} and below {_text(below)}. Received: "
-                f"{version}. Run: pip install '{package}>={_text(least)},<{_text(below)}'."
-            )
+        if refusal := versions.refusal(package, version):
+            raise TrainingError(refusal)
 
 
 def _tensorflow_version() -> str:
     import tensorflow as tf
 
     return str(tf.__version__)
-
-
-def _number(version: str) -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", version)[:2]
-    return int(major), int(minor)
-
-
-def _text(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 def model_from(model: keras.Model | Callable[[], keras.Model]) -> keras.Model:

@@ -1,6 +1,8 @@
+import json
 import os
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from fake_nvml import FakeNvml, bus, card, error
 from autostrategy.facts import DeviceProcess, Host, Link
 from autostrategy.hardware import nvidia
 
+CASES = json.loads((Path(__file__).parent / "nvml_cases.json").read_text())
 GIBIBYTE = 2**30
 HOST = Host(
     name="h",
@@ -74,6 +77,83 @@ def test_a_driver_that_does_not_answer_is_noted_with_the_way_out(name, said):
     assert re.search(said, note)
 
 
+def called(name):
+    """The error that a row calls "GpuIsLost" and nvml.h NVML_ERROR_GPU_IS_LOST."""
+    return error("NVML_ERROR" + re.sub("([A-Z])", r"_\1", name).upper())
+
+
+def from_row(row):
+    """The fake of what a row says that NVML answers."""
+
+    def memory(version=None):
+        answer = row.get("nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo")
+        if isinstance(answer, str):
+            raise called(answer)
+        return SimpleNamespace(**answer)
+
+    answers = {}
+    if "name" in row:
+        answers["nvmlDeviceGetName"] = row["name"]
+    if "name_raw_hex" in row:
+        # As the binding does it with what the driver gave.
+        answers["nvmlDeviceGetName"] = lambda: bytes.fromhex(row["name_raw_hex"]).decode()
+    if "nvmlDeviceGetMemoryInfo" in row:
+        answers["nvmlDeviceGetMemoryInfo"] = memory
+    if "nvmlDeviceGetComputeRunningProcesses_v3" in row:
+        answers["nvmlDeviceGetComputeRunningProcesses"] = called(
+            row["nvmlDeviceGetComputeRunningProcesses_v3"]
+        )
+    handles = row.get("handles", ["ok"] * row.get("count", 0))
+    cards = [
+        card(slot, **answers) if handle == "ok" else called(handle)
+        for slot, handle in enumerate(handles)
+    ]
+    system = {"nvmlInit": called(row["init"])} if "init" in row else {}
+    return FakeNvml(*cards, **system)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_what_nvml_refuses_is_told_and_the_rest_is_kept(case):
+    """`expect` is in the words of the row; `note` is what is said of it here."""
+    nvml = from_row(case["nvml"])
+    expected = dict(case["expect"])
+
+    found = nvidia.probe(HOST, nvml)
+
+    assert re.search(case["note"], " ".join(found.notes)) if "note" in case else not found.notes
+    if reason := expected.pop("reason", None):
+        assert error(nvidia.fault(nvml)).value == called(reason.partition("_")[2]).value
+    assert expected.pop("warn", None) is None or "note" in case
+    gpus = expected.pop("gpus")
+    assert len(found.devices) == (gpus or 0)
+    if not gpus:
+        assert expected == {}
+        return
+    (device,) = found.devices
+    unnamed = f"The name of GPU {device.index} cannot be read" in " ".join(found.notes)
+    seen = {
+        "name": None if unnamed else device.name,
+        "memory_total": None if device.unified_memory else device.memory_bytes,
+        "memory_source": "system" if device.memory_bytes == HOST.memory_bytes else "card",
+        "processes": device.processes,
+    }
+    assert {name: seen[name] for name in expected} == expected
+
+
+def test_nvml_that_starts_has_no_fault():
+    assert nvidia.fault(FakeNvml(card())) is None
+
+
+def test_a_fault_that_nobody_expected_is_told_by_its_text():
+    assert nvidia.fault(FakeNvml(nvmlInit=error("NVML_ERROR_UNKNOWN"))) == "Unknown Error"
+
+
+def test_without_a_binding_no_fault_is_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert nvidia.fault() is None
+
+
 def test_a_missing_binding_is_noted(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -123,7 +203,7 @@ def test_a_name_that_is_no_utf8_is_noted():
     found = nvidia.probe(HOST, FakeNvml(card(nvmlDeviceGetName=garbage)))
 
     assert found.devices[0].name == "NVIDIA GPU"
-    assert found.notes == ("The name of GPU 0 cannot be read.",)
+    assert found.notes == ("The name of GPU 0 cannot be read: it is not UTF-8.",)
 
 
 def test_an_old_binding_answers_in_bytes():
@@ -155,7 +235,7 @@ def test_an_old_driver_answers_the_first_version_of_memory():
     )
 
     assert device.memory_bytes == 11554717696
-    assert device.processes == ()
+    assert device.processes is None
 
 
 def test_a_card_without_memory_of_its_own_has_the_hosts():
