@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autostrategy.clusters import CLUSTER_PROBES
-from autostrategy.facts import Cluster, Facts
+from autostrategy.facts import Cluster, Facts, Launch
 from autostrategy.hardware import cuda_visibility, host, nvidia, tpu
 
 
@@ -43,7 +43,7 @@ def probe(
     gpus = nvidia.probe(machine) if host.is_this_machine(root) else nvidia.NvidiaFindings()
     numbered, visibility_notes = cuda_visibility.number(gpus.devices, env)
     tpus = tpu.probe(root, env)
-    cluster, cluster_notes = _cluster(env, name)
+    started, cluster_notes = _started(env, name, root)
     return Facts(
         host=dataclasses.replace(
             machine,
@@ -52,22 +52,42 @@ def probe(
             driver_version=gpus.driver_version,
             cuda_driver_version=gpus.cuda_driver_version,
         ),
-        cluster=cluster,
+        cluster=started if isinstance(started, Cluster) else None,
+        launch=started if isinstance(started, Launch) else None,
         tpu=tpus.slice,
         visible_devices=env.get(cuda_visibility.VISIBLE_DEVICES),
         notes=(*gpus.notes, *visibility_notes, *tpus.notes, *cluster_notes),
     )
 
 
-def _cluster(env: Mapping[str, str], hostname: str) -> tuple[Cluster | None, tuple[str, ...]]:
+def _started(
+    env: Mapping[str, str], hostname: str, root: Path
+) -> tuple[Cluster | Launch | None, tuple[str, ...]]:
     """The first answer of CLUSTER_PROBES, with the notes of those asked until then."""
     notes: list[str] = []
     for each in CLUSTER_PROBES:
-        notes += each.notes(env)
-        cluster = each.from_env(env, hostname)
-        if cluster is not None:
-            return cluster, tuple(notes)
+        notes += each.notes(env, root)
+        found = each.from_env(env, hostname, root)
+        if isinstance(found, Launch):
+            notes.append(_warn_of(found))
+        if found is not None:
+            return found, tuple(notes)
     return None, tuple(notes)
+
+
+def _warn_of(launch: Launch) -> str:
+    """No cluster is made of a launch yet, so its processes know nothing of each other."""
+    text = (
+        f"{launch.source} started {launch.world_size} processes, of which this is rank "
+        f"{launch.rank}. They know no addresses of each other: each would train on its own until "
+        "their addresses are exchanged."
+    )
+    if launch.local_size == launch.world_size:
+        text += (
+            " All of them are on this host, where one process can train on all devices: start the "
+            "script once. If several must run, each has to be limited to its own devices."
+        )
+    return text
 
 
 def _hostname(root: Path) -> str:

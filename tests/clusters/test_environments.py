@@ -12,41 +12,53 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autostrategy.clusters import CLUSTER_PROBES, slurm
+from autostrategy import prober
+from autostrategy.clusters import CLUSTER_PROBES, lsf, mpi, pbs, sge, slurm
 from autostrategy.errors import ProbeError
-from autostrategy.facts import Cluster
+from autostrategy.facts import Cluster, Launch
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "cases.json").read_text())
 CAPTURES = {each["id"]: each for each in json.loads((HERE / "slurm_captures.json").read_text())}
 
 
-def first_answer(env, hostname=None):
-    notes = []
-    for probe in CLUSTER_PROBES:
-        notes += probe.notes(env)
-        if cluster := probe.from_env(env, hostname):
-            return cluster, notes
-    return None, notes
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_environment_gives_its_cluster(case):
+def test_environment_gives_its_cluster(case, tmp_path):
+    """`files` lie below the root that is probed, `allocation` is what a module says of hosts."""
+    for path, text in case.get("files", {}).items():
+        (tmp_path / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path.lstrip("/")).write_text(text)
+    world = {"env": case["env"], "root": tmp_path}
     if "error" in case:
         with pytest.raises(ProbeError, match=re.escape(case["error"])):
-            first_answer(case["env"])
+            prober.probe(**world, hostname=case.get("hostname"))
         return
 
-    cluster, notes = first_answer(case["env"], case.get("hostname"))
+    facts = prober.probe(**world, hostname=case.get("hostname"))
 
-    assert case.get("note", "") in " ".join(notes)
+    said = case.get("note", [])
+    for note in [said] if isinstance(said, str) else said:
+        assert note in " ".join(facts.notes)
+    launch = case.get("launch")
+    assert facts.launch == (launch and Launch(**launch | {"hosts": (*launch.get("hosts", ()),)}))
+    assert_allocation(case.get("allocation"), world)
+    cluster = facts.cluster
     if case["cluster"] is None:
         assert cluster is None
         return
     assert case["cluster"] == {job.name: list(job.addresses) for job in cluster.jobs}
     assert case["task"] == {"type": cluster.task_type, "index": cluster.task_index}
-    for name in ("world_size", "rank", "is_chief"):
+    for name in ("world_size", "rank", "is_chief", "source"):
         assert case.get(name, getattr(cluster, name)) == getattr(cluster, name)
+
+
+def assert_allocation(expected, world):
+    for name, module in {"lsf": lsf, "pbs": pbs, "sge": sge, "mpi": mpi}.items():
+        found = module.allocation(**world)
+        if expected is None or expected["module"] != name:
+            assert found is None
+        else:
+            assert (expected["hosts"], expected["slots"]) == (list(found.hosts), list(found.slots))
 
 
 # Ranks by node, as each step really ran. What is not here is no cluster.
@@ -101,8 +113,7 @@ def test_what_is_no_step_of_several_tasks_is_no_slurm_cluster(name):
         ("sbatch_body", "the 4 tasks that the job asked for are not running"),
         ("salloc_shell", "Start the script with srun"),
         ("salloc_interactive_step", "not a task of srun"),
-        ("sbatch_openmpi", r"mpirun started this process .*OMPI_COMM_WORLD_RANK"),
-        ("sbatch_mpich", r"mpirun started this process .*MPI_LOCALRANKID"),
+        ("sbatch_openmpi", r"^$"),
         ("sbatch_openmpi_np1", r"^$"),
         ("sbatch_body_nothing", r"^$"),
         ("srun_N1_n1", r"^$"),
@@ -112,6 +123,40 @@ def test_what_is_no_step_of_several_tasks_is_no_slurm_cluster(name):
 def test_tasks_that_do_not_run_are_noted(name, said):
     for each in CAPTURES[name]["processes"]:
         assert re.search(said, " ".join(slurm.notes(each["env"])))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("sbatch_openmpi", "Open MPI"), ("sbatch_mpich", "MPICH")]
+)
+def test_the_ranks_of_mpirun_in_a_slurm_job_are_one_launch(name, source, tmp_path):
+    """They know the hosts of the job, whatever step their daemon is in."""
+    launches = []
+    for each in CAPTURES[name]["processes"]:
+        facts = prober.probe(env=each["env"], root=tmp_path, hostname=each["hostname"])
+        launches.append(facts.launch)
+        assert facts.cluster is None
+        assert "srun instead of mpirun" in facts.notes[0]
+
+    assert {(launch.source, launch.world_size, launch.hosts) for launch in launches} == {
+        (source, 4, ("node01", "node02"))
+    }
+    assert [launch.rank for launch in launches] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["srun_mpi_pmi2", "srun_mpi_pmix"])
+def test_a_task_of_srun_with_mpi_variables_is_slurms(name, tmp_path):
+    for each in CAPTURES[name]["processes"]:
+        facts = prober.probe(env=each["env"], root=tmp_path, hostname=each["hostname"])
+
+        assert facts.cluster.source == "Slurm"
+
+
+def test_one_process_of_mpirun_in_a_slurm_job_is_alone(tmp_path):
+    (process,) = CAPTURES["sbatch_openmpi_np1"]["processes"]
+
+    facts = prober.probe(env=process["env"], root=tmp_path, hostname=process["hostname"])
+
+    assert (facts.cluster, facts.launch, facts.notes) == (None, None, ())
 
 
 def test_an_arbitrary_distribution_is_refused_with_the_way_out():
