@@ -53,7 +53,8 @@ def launch(launch: Launch) -> str:
     """'Open MPI: this is rank 3 of 4, 1 of 2 on this host; they can meet at n1:29400'."""
     text = f"{launch.source}: this is rank {launch.rank} of {launch.world_size}"
     if launch.local_rank is not None:
-        text += f", {launch.local_rank} of {launch.local_size or 'some'} on this host"
+        of_all = f" of {launch.local_size}" if launch.local_size is not None else ""
+        text += f", {launch.local_rank}{of_all} on this host"
     if launch.meeting_point is not None:
         text += f"; they can meet at {launch.meeting_point}"
     if launch.hosts:

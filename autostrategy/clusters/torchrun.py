@@ -44,7 +44,7 @@ def notes(env: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def launch(env: Mapping[str, str]) -> Launch | None:
-    """What RANK, WORLD_SIZE and the like say, whoever set them.
+    """What RANK, WORLD_SIZE and the like say, whoever set them; None for one process.
 
     Raises:
         ProbeError: one of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT is
@@ -57,6 +57,8 @@ def launch(env: Mapping[str, str]) -> Launch | None:
         local_rank="LOCAL_RANK",
         local_size="LOCAL_WORLD_SIZE",
     )
+    if (env.get(RANK), env.get(SIZE)) == ("0", "1"):
+        return None
     missing = [name for name in (RANK, SIZE, MASTER, MASTER_PORT) if not env.get(name)]
     if missing:
         raise ProbeError(

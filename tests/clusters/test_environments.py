@@ -228,26 +228,181 @@ SLURM = st.fixed_dictionaries(
     },
     optional=dict.fromkeys(SLURM_NAMES, SLURM_VALUE),
 )
-ENVIRONMENT = SLURM | st.fixed_dictionaries(
-    {"TF_CONFIG": TF_CONFIG | JSON_TEXT | st.text(max_size=30)}
+NUMBERS = ("0", "1", "2", "4")
+HOSTS = ("n1", "tj-node-0-0.tj", "fd00::1", "[::1]")
+ADDRESSES = ("n1:1", "tj-node-0-0.tj:29500", "[fd00::1]:1", "n1")
+PATHS = ("/file", "/folder", "file", "/none")
+# Variables of one launcher or platform, and the values that it would write.
+WRITTEN = (
+    {
+        **dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), NUMBERS),
+        **dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), NUMBERS),
+        "OMPI_COMM_WORLD_NODE_RANK": NUMBERS,
+        "AZ_BATCH_MASTER_NODE": ADDRESSES,
+    },
+    {
+        **dict.fromkeys(("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"), NUMBERS),
+        **dict.fromkeys(("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"), NUMBERS),
+    },
+    dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), NUMBERS),
+    dict.fromkeys(("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"), NUMBERS),
+    {"PMI_ID": NUMBERS, "PMIX_RANK": NUMBERS, "I_MPI_HYDRA_BOOTSTRAP": ("ssh",)},
+    dict.fromkeys(
+        ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE"), PATHS
+    ),
+    {"PBS_NODEFILE": PATHS, "PBS_JOBID": ("1.pbs",)},
+    {"PE_HOSTFILE": PATHS},
+    {
+        **dict.fromkeys(("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"), NUMBERS),
+        "JSM_NAMESPACE_SIZE": NUMBERS,
+        "LSB_DJOB_RANKFILE": PATHS,
+    },
+    {"LSB_JOBID": ("1",), "LSB_MCPU_HOSTS": ("h1 2 h2 2", "h1"), "LSB_HOSTS": ("h1 h1 h2",)},
+    {
+        **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), NUMBERS),
+        "MASTER_ADDR": HOSTS,
+        "MASTER_PORT": NUMBERS,
+        "TORCHELASTIC_RUN_ID": ("1",),
+    },
+    {
+        "PET_NODE_RANK": NUMBERS,
+        "PET_NNODES": (*NUMBERS, "1:4"),
+        "PET_MASTER_ADDR": HOSTS,
+        "PET_MASTER_PORT": NUMBERS,
+        "WORLD_SIZE": NUMBERS,
+    },
+    {
+        "JAX_PROCESS_ID": NUMBERS,
+        "JAX_NUM_PROCESSES": NUMBERS,
+        "JAX_COORDINATOR_ADDRESS": ADDRESSES,
+    },
+    {
+        **dict.fromkeys(("PROCESS_ID", "NUM_PROCESSES", "COORDINATOR_PORT"), NUMBERS),
+        "COORDINATOR_ADDRESS": HOSTS,
+    },
+    {
+        **dict.fromkeys(("JOB_COMPLETION_INDEX", "AUTOSTRATEGY_WORKERS"), NUMBERS),
+        **dict.fromkeys(("AUTOSTRATEGY_PODS_PER_JOB", "AUTOSTRATEGY_PORT"), NUMBERS),
+        "HOSTNAME": ("train-1", "js-w-0-1", "pod"),
+        "AUTOSTRATEGY_SERVICE": ("train",),
+        "KUBERNETES_SERVICE_HOST": ("10.0.0.1",),
+        "TPU_WORKER_HOSTNAMES": ("", "a,b"),
+    },
+    {
+        "SM_HOSTS": ('["a", "b"]', '["a", "a"]', '["a b"]', "[1]"),
+        "SM_CURRENT_HOST": ("a", "c"),
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": ('["x"]', '["y"]'),
+        "SM_INSTANCE_GROUPS_DICT": ('{"x": {"hosts": ["a"]}, "y": {"hosts": null}}', '{"x": []}'),
+    },
+    {
+        "CLUSTER_SPEC": (
+            '{"cluster": {"workerpool0": ["h:1"]}, "task": {"type": "workerpool0", "index": 0}}',
+            '{"cluster": {"workerpool0": "h:1"}, "task": {"type": ["workerpool0"], "index": 0}}',
+            '{"cluster": {"workerpool0": {"0": "h:1"}}, "task": ["workerpool0"]}',
+            '["workerpool0"]',
+        ),
+    },
+    {"DATABRICKS_RUNTIME_VERSION": ("15.4",), "RAY_JOB_ID": ("01",)},
+)
+NASTY = (
+    st.sampled_from(
+        [
+            "",
+            " ",
+            "-1",
+            "0",
+            "²",
+            "٣",
+            "1.5",
+            "9" * 12,
+            "9" * 5000,
+            "[",
+            "{}",
+            "null",
+            "n[1",
+            "a\0b",
+        ]
+    )
+    | JSON_TEXT
+    | st.text(max_size=8)
+)
+NAMES = sorted({name for variables in WRITTEN for name in variables})
+# What one of them writes, then a variable or two left out, spoilt or added.
+LAUNCHED = st.sampled_from(WRITTEN).flatmap(
+    lambda variables: st.builds(
+        lambda own, changes: {
+            name: value for name, value in (own | changes).items() if value is not None
+        },
+        st.fixed_dictionaries(
+            {name: st.sampled_from(values) for name, values in variables.items()}
+        ),
+        st.just({})
+        | st.dictionaries(st.sampled_from(sorted(variables)), st.none() | NASTY, max_size=2)
+        | st.dictionaries(st.sampled_from(NAMES), NASTY, max_size=2),
+    )
+)
+ENVIRONMENT = (
+    SLURM
+    | st.fixed_dictionaries({"TF_CONFIG": TF_CONFIG | JSON_TEXT | st.text(max_size=30)})
+    | LAUNCHED
+    | st.builds(dict.__or__, SLURM, LAUNCHED)
+)
+FILE = (
+    st.sampled_from(
+        [
+            b"",
+            b"batch\nn1\nn1\nn2\n",
+            b"n1 4 all.q UNDEFINED\nn2 4 all.q <NULL>\n",
+            b"n1 slots=2\nn2:3\n# none\n",
+            b'{"hosts": ["a", "b"], "current_host": "a"}',
+            b'{"hosts": {"a": 1}, "current_host": ["a"]}',
+            b"[1]",
+            b"\xff\xfe\x00",
+        ]
+    )
+    | st.binary(max_size=20)
+    | JSON_TEXT.map(str.encode)
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(env=ENVIRONMENT)
-@example(env={"TF_CONFIG": "[" * 100_000})
-@example(env={"TF_CONFIG": '{"task": ' + "9" * 5000 + "}"})
-@example(env={"TF_CONFIG": '{"cluster": ' + "[" * 900 + "]" * 900 + "}"})
-@example(env={"TF_CONFIG": '{"cluster": {"worker": ["h:1"]}, "task": {"index": Infinity}}'})
-def test_no_environment_gives_anything_but_a_cluster_none_or_a_probe_error(env):
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder that stands for /, in which /file is what an example writes."""
+    folder = tmp_path_factory.mktemp("root")
+    (folder / "folder").mkdir()
+    configuration = folder / "opt/ml/input/config"
+    configuration.mkdir(parents=True)
+    (configuration / "resourceconfig.json").symlink_to(folder / "file")
+    return folder
+
+
+@settings(max_examples=600, deadline=None)
+@given(env=ENVIRONMENT, file=FILE)
+@example(env={"TF_CONFIG": "[" * 100_000}, file=b"")
+@example(env={"TF_CONFIG": '{"task": ' + "9" * 5000 + "}"}, file=b"")
+@example(env={"TF_CONFIG": '{"cluster": ' + "[" * 900 + "]" * 900 + "}"}, file=b"")
+@example(
+    env={"TF_CONFIG": '{"cluster": {"worker": ["h:1"]}, "task": {"index": Infinity}}'}, file=b""
+)
+@example(env={"SM_HOSTS": "[" * 100_000, "SM_CURRENT_HOST": "a"}, file=b"[" * 100_000)
+@example(env={"SM_HOSTS": "9" * 5000, "SM_CURRENT_HOST": "a"}, file=b"9" * 5000)
+@example(env={"CLUSTER_SPEC": '{"workerpool0": ' + "[" * 100_000}, file=b"")
+@example(
+    env={"CLUSTER_SPEC": '{"cluster": {"workerpool0": ' + "[" * 900 + "]" * 900 + "}}"}, file=b""
+)
+def test_no_environment_gives_anything_but_an_answer_or_a_probe_error(root, env, file):
+    (root / "file").write_bytes(file)
     for probe in CLUSTER_PROBES:
         try:
-            cluster = probe.from_env(env, "n01")
-            notes = probe.notes(env)
+            found = probe.from_env(env, "n01", root)
+            notes = probe.notes(env, root)
         except ProbeError:
             continue
 
-        assert cluster is None or isinstance(cluster, Cluster)
+        assert found is None or isinstance(found, (Cluster, Launch))
         assert all(isinstance(note, str) for note in notes)
-        if cluster is not None:
-            assert cluster.rank is None or 0 <= cluster.rank < cluster.world_size
+        if found is not None:
+            assert found.rank is None or 0 <= found.rank < found.world_size
+        if isinstance(found, Launch):
+            assert found.world_size > 1
+            assert found.local_rank is None or found.local_rank < found.world_size
