@@ -1,13 +1,15 @@
 """probe(): look at this machine and its cluster, and say what is there.
 
 The only reader of os.environ. It imports no framework, opens no device and asks
-no network, so a process that has probed can still fork, choose its devices, or
-make a multi-worker strategy. Its order: host, GPUs, TPUs, cluster.
+no network, save the metadata server of a machine that has TPU chips. So a process
+that has probed can still fork, choose its devices, or make a multi-worker
+strategy. Its order: host, GPUs, TPUs, cluster.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from autostrategy.clusters import CLUSTER_PROBES
 from autostrategy.facts import Cluster, Facts, Launch
-from autostrategy.hardware import cuda_visibility, host, nvidia, tpu
+from autostrategy.hardware import cuda_visibility, gce_metadata, host, nvidia, tpu
 
 
 def probe(
@@ -29,7 +31,7 @@ def probe(
     Args:
         env: the environment to read, os.environ by default.
         root: a folder that stands for /. With any other than / itself only its
-            files are read: no driver is asked, so no GPU is found.
+            files are read: no driver or metadata server is asked, so no GPU is found.
         hostname: the host's name, asked of the system by default.
 
     Raises:
@@ -42,7 +44,10 @@ def probe(
     machine = host.probe(root, name=name)
     gpus = nvidia.probe(machine) if host.is_this_machine(root) else nvidia.NvidiaFindings()
     numbered, visibility_notes = cuda_visibility.number(gpus.devices, env)
-    tpus = tpu.probe(root, env)
+    if host.is_this_machine(root):
+        tpus = tpu.probe(root, env, functools.partial(gce_metadata.attribute, env))
+    else:
+        tpus = tpu.probe(root, env)
     started, cluster_notes = _started(env, name, root)
     return Facts(
         host=dataclasses.replace(
