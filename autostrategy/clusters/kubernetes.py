@@ -74,7 +74,8 @@ def from_env(
     if stem is None:
         raise _error_of_name(env, pod)
     port = addresses.port_of_one_task(env)
-    addresses.join(_SERVICE, env[_SERVICE], port)  # refuses what is no name of a host
+    # One name stands for all: it refuses what cannot be part of any.
+    addresses.join(f"{_POD}.{_SERVICE}", f"{pod}.{env[_SERVICE]}", port)
     names = (f"{stem}-{_number_in_name(each, per_job)}.{env[_SERVICE]}" for each in range(count))
     return Cluster(
         source="Kubernetes",

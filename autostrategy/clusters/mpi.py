@@ -8,11 +8,12 @@
 
 Names: Open MPI's manual ("Environment variables"; its OMPI_UNIVERSE_SIZE counts
 slots and not processes); pmodels/mpich, src/pm/hydra/proxy/pmip_cb.c, for Hydra,
-which Intel MPI shares; huggingface/accelerate, utils/environment.py, for MVAPICH2.
+which Intel MPI shares; huggingface/accelerate, utils/environment.py, for MVAPICH2;
+argonne-lcf's launcher scripts for PALS.
 
 Open MPI stands first: where a scheduler leaves PMI_* behind, mpirun is the inner
-launcher. `srun --mpi=pmi2` sets PMI_* and `--mpi=pmix` sets PMIX_RANK; those
-tasks are left to Slurm, which knows their addresses.
+launcher. `srun --mpi=pmi2` sets PMI_*, `srun --mpi=pmix` and jsrun set PMIX_RANK;
+those tasks are left to slurm.py, which knows their addresses, and to jsrun.py.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _names(env: Mapping[str, str]) -> ranks.RankVariables | None:
     for names in (_OPEN_MPI, _MVAPICH2):
         if names.rank in env:
             return names
-    if not all(name in env for name in ("PMI_RANK", "PMI_SIZE")) or _is_task_of_srun(env):
+    if not all(name in env for name in ("PMI_RANK", "PMI_SIZE")) or _is_anothers_task(env):
         return None
     hydra = "Intel MPI" if any(name.startswith("I_MPI_") for name in env) else "MPICH"
     source, local = ("Cray PALS", _PALS) if _PALS[0] in env else (hydra, _HYDRA)
@@ -147,12 +148,14 @@ def _names(env: Mapping[str, str]) -> ranks.RankVariables | None:
     )
 
 
-def _is_task_of_srun(env: Mapping[str, str]) -> bool:
-    return "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env and not is_below_mpirun(env)
+def _is_anothers_task(env: Mapping[str, str]) -> bool:
+    """Whether srun or jsrun started this process, with no mpirun between."""
+    srun = "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env
+    return (srun or "JSM_NAMESPACE_RANK" in env) and not is_below_mpirun(env)
 
 
 def _refuse_rank_without_size(env: Mapping[str, str]) -> None:
-    if _is_task_of_srun(env):
+    if _is_anothers_task(env):
         return
     # Hydra tells no size where it gives PMI_PORT and PMI_ID (pmip_cb.c); PMIx has
     # the size only for a process that asks its server (jax-ml/jax#14576).

@@ -239,6 +239,8 @@ WRITTEN = (
         **dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), NUMBERS),
         "OMPI_COMM_WORLD_NODE_RANK": NUMBERS,
         "AZ_BATCH_MASTER_NODE": ADDRESSES,
+        "SLURM_JOB_NODELIST": ("n[1-2]", "n[1"),
+        "SLURM_JOB_ID": ("7",),
     },
     {
         **dict.fromkeys(("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"), NUMBERS),

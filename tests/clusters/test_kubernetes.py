@@ -74,7 +74,13 @@ def test_the_port_can_be_given():
             "HOSTNAME must be the pod's own name, which ends in its number (in a JobSet, in those "
             "of its Job and of the pod). Received: 'node-7' with JOB_COMPLETION_INDEX='1'.",
         ),
-        (INDEXED | {"AUTOSTRATEGY_SERVICE": "a b"}, "AUTOSTRATEGY_SERVICE must name a host by"),
+        (
+            INDEXED | {"AUTOSTRATEGY_SERVICE": "a b"},
+            "HOSTNAME.AUTOSTRATEGY_SERVICE must name a host by letters, digits, '.', '-' and '_', "
+            "or by its address. Received: 'train-1.a b'",
+        ),
+        (INDEXED | SERVICE | {"HOSTNAME": "a b-1"}, "Received: 'a b-1.train'"),
+        (INDEXED | {"AUTOSTRATEGY_SERVICE": "fd00::1"}, "Received: 'train-1.fd00::1'"),
         (STATEFUL | {"HOSTNAME": "notebook-5d9c7b6f4-x2x9k"}, "HOSTNAME must be the pod's own"),
         (STATEFUL | {"HOSTNAME": "trainer-٣"}, "HOSTNAME must be the pod's own name"),
         (

@@ -44,6 +44,7 @@ def open_mpi(rank, size, **others):
         {"OMPI_UNIVERSE_SIZE": "64"},
         {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"},
         {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "1"},
+        {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1", "PMIX_RANK": "0"},
     ],
 )
 def test_one_process_is_no_launch_of_mpi(env):
