@@ -174,6 +174,27 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Processes started together that know their ranks and not their addresses.
+
+    What MPI or torchrun tell. TensorFlow needs the address of every task, so a
+    launch is no `Cluster` until its processes have exchanged them. `local_rank`
+    and `local_size` count within a host. `meeting_point` is a host:port known to
+    all, where one process can collect addresses; the launcher's own store may
+    listen there. `hosts` are those of the job where the environment names them,
+    in its order; which rank runs on which is not known.
+    """
+
+    source: str
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    meeting_point: str | None = None
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TpuSlice:
     """The TPU this process may ask for, and the hosts that share it.
 
@@ -194,6 +215,7 @@ class TpuSlice:
 class Facts:
     """Everything that planning may depend on.
 
+    There is a `cluster` or a `launch` or neither, never both.
     `visible_devices` is CUDA_VISIBLE_DEVICES as found, None when unset.
     `notes` are observations that are no errors: a card that could not be
     read, an empty TF_CONFIG that was taken as unset.
@@ -201,6 +223,7 @@ class Facts:
 
     host: Host
     cluster: Cluster | None = None
+    launch: Launch | None = None
     tpu: TpuSlice | None = None
     visible_devices: str | None = None
     notes: tuple[str, ...] = ()

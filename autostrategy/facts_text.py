@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autostrategy import device_selection, plain_table
-from autostrategy.facts import Cluster, Device, Facts
+from autostrategy.facts import Cluster, Device, Facts, Launch
 
 
 def describe(facts: Facts) -> str:
@@ -37,6 +37,8 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
     if facts.visible_devices is not None:
         found.append(("CUDA_VISIBLE_DEVICES", repr(facts.visible_devices)))
     found.append(("cluster", cluster(facts.cluster) if facts.cluster else "none"))
+    if facts.launch is not None:
+        found.append(("launch", launch(facts.launch)))
     return [*found, *(("note", note) for note in facts.notes)]
 
 
@@ -45,6 +47,19 @@ def cluster(cluster: Cluster) -> str:
     jobs = "; ".join(f"{job.name} {' '.join(job.addresses)}" for job in cluster.jobs)
     task = f"{cluster.task_type} {cluster.task_index}"
     return f"{cluster.source}: this is {task}, chief={cluster.is_chief}; {jobs}"
+
+
+def launch(launch: Launch) -> str:
+    """'Open MPI: this is rank 3 of 4, 1 of 2 on this host; they can meet at n1:29400'."""
+    text = f"{launch.source}: this is rank {launch.rank} of {launch.world_size}"
+    if launch.local_rank is not None:
+        of_all = f" of {launch.local_size}" if launch.local_size is not None else ""
+        text += f", {launch.local_rank}{of_all} on this host"
+    if launch.meeting_point is not None:
+        text += f"; they can meet at {launch.meeting_point}"
+    if launch.hosts:
+        text += f"; hosts {' '.join(launch.hosts)}"
+    return text
 
 
 def _text(device: Device) -> str:

@@ -1,21 +1,23 @@
 """probe(): look at this machine and its cluster, and say what is there.
 
 The only reader of os.environ. It imports no framework, opens no device and asks
-no network, so a process that has probed can still fork, choose its devices, or
-make a multi-worker strategy. Its order: host, GPUs, TPUs, cluster.
+no network, save the metadata server of a machine that has TPU chips. So a process
+that has probed can still fork, choose its devices, or make a multi-worker
+strategy. Its order: host, GPUs, TPUs, cluster.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from autostrategy.clusters import CLUSTER_PROBES
-from autostrategy.facts import Cluster, Facts
-from autostrategy.hardware import cuda_visibility, host, nvidia, tpu
+from autostrategy.facts import Cluster, Facts, Launch
+from autostrategy.hardware import cuda_visibility, gce_metadata, host, nvidia, tpu
 
 
 def probe(
@@ -29,7 +31,7 @@ def probe(
     Args:
         env: the environment to read, os.environ by default.
         root: a folder that stands for /. With any other than / itself only its
-            files are read: no driver is asked, so no GPU is found.
+            files are read: no driver or metadata server is asked, so no GPU is found.
         hostname: the host's name, asked of the system by default.
 
     Raises:
@@ -42,8 +44,11 @@ def probe(
     machine = host.probe(root, name=name)
     gpus = nvidia.probe(machine) if host.is_this_machine(root) else nvidia.NvidiaFindings()
     numbered, visibility_notes = cuda_visibility.number(gpus.devices, env)
-    tpus = tpu.probe(root, env)
-    cluster, cluster_notes = _cluster(env, name)
+    if host.is_this_machine(root):
+        tpus = tpu.probe(root, env, functools.partial(gce_metadata.attribute, env))
+    else:
+        tpus = tpu.probe(root, env)
+    started, cluster_notes = _started(env, name, root)
     return Facts(
         host=dataclasses.replace(
             machine,
@@ -52,22 +57,42 @@ def probe(
             driver_version=gpus.driver_version,
             cuda_driver_version=gpus.cuda_driver_version,
         ),
-        cluster=cluster,
+        cluster=started if isinstance(started, Cluster) else None,
+        launch=started if isinstance(started, Launch) else None,
         tpu=tpus.slice,
         visible_devices=env.get(cuda_visibility.VISIBLE_DEVICES),
         notes=(*gpus.notes, *visibility_notes, *tpus.notes, *cluster_notes),
     )
 
 
-def _cluster(env: Mapping[str, str], hostname: str) -> tuple[Cluster | None, tuple[str, ...]]:
+def _started(
+    env: Mapping[str, str], hostname: str, root: Path
+) -> tuple[Cluster | Launch | None, tuple[str, ...]]:
     """The first answer of CLUSTER_PROBES, with the notes of those asked until then."""
     notes: list[str] = []
     for each in CLUSTER_PROBES:
-        notes += each.notes(env)
-        cluster = each.from_env(env, hostname)
-        if cluster is not None:
-            return cluster, tuple(notes)
+        notes += each.notes(env, root)
+        found = each.from_env(env, hostname, root)
+        if isinstance(found, Launch):
+            notes.append(_warn_of(found))
+        if found is not None:
+            return found, tuple(notes)
     return None, tuple(notes)
+
+
+def _warn_of(launch: Launch) -> str:
+    """No cluster is made of a launch yet, so its processes know nothing of each other."""
+    text = (
+        f"{launch.source} started {launch.world_size} processes, of which this is rank "
+        f"{launch.rank}. They know no addresses of each other: each would train on its own until "
+        "their addresses are exchanged."
+    )
+    if launch.local_size == launch.world_size:
+        text += (
+            " All of them are on this host, where one process can train on all devices: start the "
+            "script once. If several must run, each has to be limited to its own devices."
+        )
+    return text
 
 
 def _hostname(root: Path) -> str:

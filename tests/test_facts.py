@@ -7,7 +7,17 @@ import pytest
 
 from autostrategy import json_values
 from autostrategy.errors import AutoStrategyError, ProbeError
-from autostrategy.facts import Cluster, Device, DeviceProcess, Facts, Host, Job, Link, TpuSlice
+from autostrategy.facts import (
+    Cluster,
+    Device,
+    DeviceProcess,
+    Facts,
+    Host,
+    Job,
+    Launch,
+    Link,
+    TpuSlice,
+)
 
 RECORDED = sorted((Path(__file__).parent / "facts").glob("*.json"))
 
@@ -59,7 +69,23 @@ FULL = Facts(
 )
 
 
-@pytest.mark.parametrize("facts", [FULL, Facts(host=host())], ids=["full", "least"])
+LAUNCHED = Facts(
+    host=host(),
+    launch=Launch(
+        source="jsrun",
+        rank=1,
+        world_size=2,
+        local_rank=0,
+        local_size=1,
+        meeting_point="a:1",
+        hosts=("a", "b"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "facts", [FULL, LAUNCHED, Facts(host=host())], ids=["full", "launched", "least"]
+)
 def test_facts_come_back_from_json_as_they_were(facts):
     assert Facts.from_json(facts.to_json()) == facts
 
@@ -73,7 +99,7 @@ def test_recorded_machines_come_back_as_they_were(path):
 
 def test_a_recording_without_later_fields_is_read():
     plain = json.loads(Facts(host=host()).to_json())
-    del plain["tpu"], plain["notes"], plain["host"]["links"]
+    del plain["launch"], plain["tpu"], plain["notes"], plain["host"]["links"]
 
     assert Facts.from_json(json.dumps(plain)) == Facts(host=host())
 

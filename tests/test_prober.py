@@ -83,6 +83,48 @@ def test_notes_of_probes_that_were_not_needed_are_not_told(root):
     assert prober.probe(env=env, root=root).notes == ()
 
 
+def test_processes_that_know_only_their_ranks_are_a_launch_with_a_warning(root):
+    env = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+
+    facts = prober.probe(env=env, root=root)
+
+    assert facts.cluster is None
+    assert (facts.launch.source, facts.launch.rank, facts.launch.world_size) == ("Open MPI", 3, 4)
+    assert facts.notes == (
+        "Open MPI started 4 processes, of which this is rank 3. They know no addresses of each "
+        "other: each would train on its own until their addresses are exchanged.",
+    )
+    assert Facts.from_json(facts.to_json()) == facts
+
+
+def test_the_innermost_launcher_is_believed(root):
+    """mpirun in a step of srun starts torchrun, which starts two processes."""
+    env = {
+        **SLURM,
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "29400",
+        "TORCHELASTIC_RUN_ID": "1",
+    }
+
+    assert prober.probe(env=env, root=root).launch.source == "torchrun"
+    del env["TORCHELASTIC_RUN_ID"]
+    assert prober.probe(env=env, root=root).launch.source == "Open MPI"
+    del env["OMPI_COMM_WORLD_RANK"]
+    assert prober.probe(env=env, root=root).cluster.source == "Slurm"
+
+
+def test_files_that_variables_name_are_read_below_the_root(root):
+    (root / "nodes").write_text("n1\nn2\n")
+
+    (note,) = prober.probe(env={"PBS_JOBID": "1", "PBS_NODEFILE": "/nodes"}, root=root).notes
+
+    assert note.startswith("PBS names 2 hosts, with their slots: n1 (1), n2 (1).")
+
+
 def test_an_environment_that_contradicts_itself_is_an_error(root):
     with pytest.raises(ProbeError, match="TF_CONFIG must be JSON"):
         prober.probe(env={"TF_CONFIG": "{"}, root=root)

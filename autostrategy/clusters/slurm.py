@@ -14,20 +14,16 @@ the same there. `arbitrary` follows a host file that no variable holds. Since a
 topology plugin may reorder nodes, each task compares what this says of it with
 SLURMD_NODENAME, SLURM_LOCALID and SLURM_GTIDS, which slurmd itself set.
 
-Port: every task of a step must arrive at the same ports without talking, and
-two steps on one node must not collide. Slots of 16 ports between 12000 and
-29999 (below Linux's ephemeral ports) are chosen by job and step number; a
-task uses its slot's first port plus its number on the node, and the 17th task
-of a node reaches into the next slot. AUTOSTRATEGY_PORT overrides the first
-port.
+Port: addresses.py, by job and step number.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from autostrategy.clusters import hostlist
+from autostrategy.clusters import addresses, hostlist, mpi, variables
 from autostrategy.errors import ProbeError
 from autostrategy.facts import Cluster, Job
 
@@ -39,29 +35,22 @@ _TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _RANK = "SLURM_PROCID"
 _DISTRIBUTION = "SLURM_DISTRIBUTION"
 _PLANE_SIZE = "SLURM_DIST_PLANESIZE"
-_PORT = "AUTOSTRATEGY_PORT"
 
 # Steps that are no parallel program: pending, extern, batch script, interactive
 # shell (slurm.h, SLURM_PENDING_STEP to SLURM_INTERACTIVE_STEP).
 _PSEUDO_STEPS = ("4294967293", "4294967292", "4294967291", "4294967290")
 
-# What mpirun sets and `srun --mpi=pmi2` or `--mpi=pmix` does not, with the
-# variable that has the number of ranks. The ranks of mpirun inherit
-# SLURM_PROCID from the daemon that started them, so several share one: Slurm's
-# variables must not answer there.
-_MPIRUN_RANKS = {
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
-    "MPI_LOCALRANKID": "PMI_SIZE",
-}
-
-_FIRST_PORT = 12000
-_SLOT_PORTS = 16
-_SLOTS = 1125
 _MAXIMUM_TASKS = 1 << 20
 
+_WAY_OUT = (
+    "Start the script with srun, whose variables agree; if they come from elsewhere, unset the "
+    "SLURM_ variables or set TF_CONFIG."
+)
 
-def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | None:
+
+def from_env(
+    env: Mapping[str, str], hostname: str | None = None, root: Path = Path("/")
+) -> Cluster | None:
     """The Slurm step in `env` as a cluster of workers, None outside one.
 
     None too in a step of one task, in a batch script, in the shell of salloc,
@@ -72,7 +61,7 @@ def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | N
         ProbeError: the step's variables contradict each other, or do not tell
             which task runs where.
     """
-    if not _is_task(env) or _mpirun_rank(env):
+    if not _is_task(env) or mpi.is_below_mpirun(env):
         return None
     count = _number(env, _NUM_TASKS)
     if not 1 <= count <= _MAXIMUM_TASKS:
@@ -86,7 +75,12 @@ def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | N
     counts = _tasks_per_node(env, hosts=len(hosts), tasks=count)
     places = _deal(counts, at_a_time=_tasks_at_a_time(env, counts))
     _check_own_place(env, hosts, places, rank, hostname)
-    port = _first_port(env, most_tasks=max(counts))
+    port = addresses.first_port_of_job(
+        env,
+        job=_number(env, _JOB_ID) if _JOB_ID in env else 0,
+        step=_number(env, _STEP_ID) if _STEP_ID in env else 0,
+        most_tasks=max(counts),
+    )
     return Cluster(
         source="Slurm",
         jobs=(
@@ -100,17 +94,13 @@ def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | N
     )
 
 
-def notes(env: Mapping[str, str]) -> tuple[str, ...]:
-    """What a user of Slurm may have meant to do otherwise, one sentence each."""
-    if "SLURM_JOB_ID" not in env:
+def notes(env: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """What a user of Slurm may have meant to do otherwise, one sentence each.
+
+    Below mpirun, mpi.py has the word.
+    """
+    if "SLURM_JOB_ID" not in env or mpi.is_below_mpirun(env):
         return ()
-    if mark := _mpirun_rank(env):
-        if env.get(_MPIRUN_RANKS[mark]) == "1":
-            return ()
-        return (
-            f"mpirun started this process inside a Slurm job ({mark} is set), and its ranks are "
-            "not read as a cluster: each would train on its own. Start the script with srun.",
-        )
     tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or ""
     if not _is_task(env) and (tasks not in ("", "1") or "SLURM_HET_SIZE" in env):
         asked = f"the {tasks} tasks" if tasks else "the components"
@@ -128,15 +118,8 @@ def _is_task(env: Mapping[str, str]) -> bool:
     )
 
 
-def _mpirun_rank(env: Mapping[str, str]) -> str | None:
-    return next((name for name in _MPIRUN_RANKS if name in env), None)
-
-
 def _number(env: Mapping[str, str], name: str) -> int:
-    text = env[name]
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise _error(f"{name} must be a whole number from 0", text)
-    return int(text)
+    return variables.number(env, name, way_out=_WAY_OUT)
 
 
 def _tasks_per_node(env: Mapping[str, str], *, hosts: int, tasks: int) -> list[int]:
@@ -227,26 +210,6 @@ def _check_own_place(
         )
 
 
-def _first_port(env: Mapping[str, str], *, most_tasks: int) -> int:
-    if env.get(_PORT):
-        port = _number(env, _PORT)
-    else:
-        job = _number(env, _JOB_ID) if _JOB_ID in env else 0
-        step = _number(env, _STEP_ID) if _STEP_ID in env else 0
-        # 101 sets the steps of a job apart from the first steps of the next
-        # jobs, which often share its nodes.
-        port = _FIRST_PORT + (job + 101 * step) % _SLOTS * _SLOT_PORTS
-    if not 1 <= port <= 65536 - most_tasks:
-        raise ProbeError(
-            f"The first port of a node must be from 1 to {65536 - most_tasks}, with room for its "
-            f"{most_tasks} tasks. Received: {port}. Set {_PORT} to such a port in all tasks."
-        )
-    return port
-
-
 def _error(rule: str, received: object) -> ProbeError:
     said = "nothing" if received is None else repr(received)
-    return ProbeError(
-        f"{rule}. Received: {said}. Start the script with srun, whose variables agree; if they "
-        "come from elsewhere, unset the SLURM_ variables or set TF_CONFIG."
-    )
+    return ProbeError(f"{rule}. Received: {said}. {_WAY_OUT}")

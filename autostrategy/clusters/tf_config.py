@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autostrategy.errors import ProbeError
@@ -30,11 +31,13 @@ _EXAMPLE = (
 )
 
 
-def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | None:
+def from_env(
+    env: Mapping[str, str], hostname: str | None = None, root: Path = Path("/")
+) -> Cluster | None:
     """The cluster in TF_CONFIG, None when it is unset, empty or names no cluster.
 
     All tasks of a cluster must be given the same "cluster"; only "task"
-    differs. `hostname` is not needed here.
+    differs. `hostname` and `root` are not needed here.
 
     Raises:
         ProbeError: TF_CONFIG is malformed or contradicts itself.
@@ -42,7 +45,7 @@ def from_env(env: Mapping[str, str], hostname: str | None = None) -> Cluster | N
     return _read(env)[0]
 
 
-def notes(env: Mapping[str, str]) -> tuple[str, ...]:
+def notes(env: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
     """What `from_env` mended or left aside, one sentence each.
 
     Raises:
@@ -136,6 +139,8 @@ def _parse_jobs(config: Mapping[str, Any], found: list[str]) -> dict[_JobName, t
             )
         else:
             jobs[name] = addresses
+            if given == "master":
+                found.append("'master' in TF_CONFIG is read as 'chief', its name in TensorFlow 2.")
     return jobs
 
 

@@ -5,14 +5,15 @@ since every Google virtual machine has a network card with it (gVNIC, 0x0042).
 /dev/accel is also where Linux keeps accelerators of other makers, and a number
 in /dev/vfio is any device that is passed through.
 
-No metadata server is asked: that takes a network and, off Google's cloud, time.
+Where a chip was found, and the environment names no hosts of its slice, the
+machine's own metadata may name them: a Cloud TPU VM has them nowhere else.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,11 @@ _COLAB = "COLAB_TPU_ADDR"
 _HOSTNAMES = "TPU_WORKER_HOSTNAMES"
 _WORKER_ID = "TPU_WORKER_ID"
 
+# The same as attributes of a Cloud TPU VM.
+_ENDPOINTS_ATTRIBUTE = "worker-network-endpoints"
+_NUMBER_ATTRIBUTE = "agent-worker-number"
+_TYPE_ATTRIBUTE = "accelerator-type"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFindings:
@@ -57,11 +63,26 @@ class TpuFindings:
     notes: tuple[str, ...] = ()
 
 
-def probe(root: Path, env: Mapping[str, str]) -> TpuFindings:
-    """TPU chips below `root`, which stands for /, and the slice that `env` names.
+def _no_attribute(name: str) -> str | None:
+    return None
+
+
+def probe(
+    root: Path,
+    env: Mapping[str, str],
+    attribute: Callable[[str], str | None] = _no_attribute,
+) -> TpuFindings:
+    """TPU chips below `root`, which stands for /, and the slice that they belong to.
+
+    Args:
+        root: the folder that stands for /.
+        env: the environment.
+        attribute: tells an attribute of this virtual machine by its name. It is
+            asked only where `root` has a chip and `env` does not name the hosts.
 
     Raises:
-        ProbeError: TPU_WORKER_ID does not number one of TPU_WORKER_HOSTNAMES.
+        ProbeError: the hosts of the slice are in a form that is not known, or
+            this host's number is not one of theirs.
     """
     devices = _chips(root)
     notes: list[str] = []
@@ -73,7 +94,11 @@ def probe(root: Path, env: Mapping[str, str]) -> TpuFindings:
     address = "local" if devices else _address(env, notes)
     if address is None:
         return TpuFindings(notes=tuple(notes))
+    accelerator_type = env.get("TPU_ACCELERATOR_TYPE") or None
     hosts, host_index = _hosts(env) if devices else ((), None)
+    if devices and not hosts:
+        hosts, host_index = _hosts_of_machine(attribute)
+        accelerator_type = accelerator_type or attribute(_TYPE_ATTRIBUTE)
     if env.get("MEGASCALE_NUM_SLICES", "1") not in ("", "1"):
         notes.append(
             f"This host is in one of {env['MEGASCALE_NUM_SLICES']} TPU slices; tf.distribute "
@@ -81,7 +106,7 @@ def probe(root: Path, env: Mapping[str, str]) -> TpuFindings:
         )
     found = TpuSlice(
         address=address,
-        accelerator_type=env.get("TPU_ACCELERATOR_TYPE") or None,
+        accelerator_type=accelerator_type,
         topology=env.get("TPU_TOPOLOGY") or None,
         hosts=hosts,
         host_index=host_index,
@@ -160,9 +185,38 @@ def _hosts(env: Mapping[str, str]) -> tuple[tuple[str, ...], int | None]:
     text = env.get(_WORKER_ID, "")
     if not hosts or not text:
         return hosts, None
+    return hosts, _number(text, hosts, _WORKER_ID, _HOSTNAMES)
+
+
+def _hosts_of_machine(
+    attribute: Callable[[str], str | None],
+) -> tuple[tuple[str, ...], int | None]:
+    """Hosts that a Cloud TPU VM knows by its attributes, by worker number.
+
+    t1v-w-0:uid:10.130.0.7,t1v-w-1:uid:10.130.0.8        address in the third field
+    t1v-w-0,t1v-w-1                                      newer: names alone
+    """
+    text = (attribute(_ENDPOINTS_ATTRIBUTE) or "").strip()
+    if not text:
+        return (), None
+    endpoints = [part.strip().split(":") for part in text.split(",")]
+    if any(len(fields) not in (1, 3) or not fields[-1] for fields in endpoints):
+        raise ProbeError(
+            f"The attribute {_ENDPOINTS_ATTRIBUTE} of a Cloud TPU VM must have a name, or name, id "
+            f"and address, for each host. Received: {text[:200]!r}. Set {_HOSTNAMES} and "
+            f"{_WORKER_ID} instead, or TPU_SKIP_MDS_QUERY=1 to use this host's chips alone."
+        )
+    hosts = tuple(fields[-1] for fields in endpoints)
+    number = (attribute(_NUMBER_ATTRIBUTE) or "").strip()
+    if not number:
+        return hosts, None
+    return hosts, _number(number, hosts, _NUMBER_ATTRIBUTE, _ENDPOINTS_ATTRIBUTE)
+
+
+def _number(text: str, hosts: tuple[str, ...], name: str, of_hosts: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) < len(hosts)):
         raise ProbeError(
-            f"{_WORKER_ID} must number one of the {len(hosts)} hosts in {_HOSTNAMES}, from 0. "
+            f"{name} must number one of the {len(hosts)} hosts in {of_hosts}, from 0. "
             f"Received: {text!r}. Unset both on a host that is no part of a TPU slice."
         )
-    return hosts, int(text)
+    return int(text)

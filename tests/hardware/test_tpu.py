@@ -28,12 +28,13 @@ def chips(count, device="0x0063"):
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_environment_and_bus_give_their_tpu(case, tmp_path):
     root = write(tmp_path, case["files"])
+    attribute = case.get("attributes", {}).get
     if "error" in case:
         with pytest.raises(ProbeError, match=case["error"]):
-            tpu.probe(root, case["env"])
+            tpu.probe(root, case["env"], attribute)
         return
 
-    found = tpu.probe(root, case["env"])
+    found = tpu.probe(root, case["env"], attribute)
 
     assert case["chips"] == len(found.devices)
     assert case["address"] == (found.slice.address if found.slice else None)
@@ -42,6 +43,9 @@ def test_environment_and_bus_give_their_tpu(case, tmp_path):
         assert case["local_devices"] == sum(device.cores for device in found.devices)
     if "tpu_hosts" in case:
         assert case["tpu_hosts"] == list(found.slice.hosts)
+    for name in ("host_index", "accelerator_type"):
+        if name in case:
+            assert case[name] == getattr(found.slice, name)
 
 
 def test_a_chip_without_its_device_file_is_noted(tmp_path):
@@ -101,3 +105,31 @@ def test_a_worker_number_beyond_the_hosts_is_refused(number, tmp_path):
 
     with pytest.raises(ProbeError, match=r"TPU_WORKER_ID must number one of the 2 hosts .*Unset"):
         tpu.probe(root, env)
+
+
+def test_a_cloud_tpu_vm_may_give_names_alone(tmp_path):
+    attributes = {"worker-network-endpoints": "t1v-w-0,t1v-w-1\n"}
+
+    found = tpu.probe(write(tmp_path, chips(1)), {}, attributes.get)
+
+    assert (found.slice.hosts, found.slice.host_index) == (("t1v-w-0", "t1v-w-1"), None)
+
+
+@pytest.mark.parametrize(
+    ("files", "env"),
+    [({}, {}), (chips(1), {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"})],
+)
+def test_a_machine_without_chips_or_with_named_hosts_is_not_asked(files, env, tmp_path):
+    def attribute(name):
+        raise AssertionError(name)
+
+    tpu.probe(write(tmp_path, files), env, attribute)
+
+
+def test_a_number_of_the_machine_beyond_the_hosts_is_refused(tmp_path):
+    attributes = {"worker-network-endpoints": "a,b", "agent-worker-number": "2"}
+
+    with pytest.raises(
+        ProbeError, match=r"agent-worker-number must number one of the 2 hosts in w"
+    ):
+        tpu.probe(write(tmp_path, chips(1)), {}, attributes.get)
