@@ -14,12 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from autostrategy import device_selection, parameter_servers, rendezvous, tensorflow_internals
-from autostrategy.errors import LaunchError, PlanError
+from autostrategy.errors import PlanError
 from autostrategy.planner import Plan, StrategyKind
-
-# How long a task waits for the others to appear, in seconds.
-START_TIMEOUT_VARIABLE = "AUTOSTRATEGY_START_TIMEOUT"
-_START_TIMEOUT_SECONDS = 60.0
 
 _TOO_LATE = (
     "{} must be made before TensorFlow is used. Received: a process "
@@ -117,7 +113,7 @@ def _multi_worker_mirrored(
         raise PlanError(_TOO_LATE.format("A multi-worker strategy"))
     if not in_use:
         _limit_to_plan(plan)
-    rendezvous.meet(cluster, timeout=start_timeout_or(start_timeout))
+    rendezvous.meet(cluster, timeout=rendezvous.start_timeout_or(start_timeout))
     # The one write of os.environ: TensorFlow's resolver, its servers and any
     # child process must see the cluster that was planned, whatever found it.
     os.environ["TF_CONFIG"] = cluster.tf_config
@@ -149,7 +145,7 @@ def _parameter_server(
     key = (cluster.tf_config, plan.devices)
     if key not in _multi_worker:
         os.environ["TF_CONFIG"] = cluster.tf_config
-        timeout = start_timeout_or(start_timeout)
+        timeout = rendezvous.start_timeout_or(start_timeout)
         if cluster.task_type != "chief":
             parameter_servers.serve(cluster, timeout=timeout)
         if tensorflow_internals.is_initialized() and not late:
@@ -195,26 +191,6 @@ def _limit_to_plan(plan: Plan) -> None:
         tf.config.set_visible_devices(wanted, "GPU")
 
 
-def start_timeout_or(given: float | None = None) -> float:
-    """Seconds to wait for other tasks: `given`, AUTOSTRATEGY_START_TIMEOUT, or 60.
-
-    Raises:
-        LaunchError: the variable holds no positive number.
-    """
-    if given is not None:
-        return given
-    text = os.environ.get(START_TIMEOUT_VARIABLE) or str(_START_TIMEOUT_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise LaunchError(
-            f"{START_TIMEOUT_VARIABLE} must be a positive number of seconds. Received: {text!r}."
-        )
-    return seconds
-
-
 def connect_tpu() -> Any:
     """Resolve, connect and initialise the TPU of this host; returns the resolver.
 
@@ -234,7 +210,7 @@ def _tpu(plan: Plan, start_timeout: float | None) -> tf.distribute.Strategy:
     if device_selection.are_cpus(plan.devices):
         # A rehearsal of the TPU rules.
         return (_mirrored if len(plan.devices) > 1 else _one_device)(plan, start_timeout)
-    timeout = start_timeout_or(start_timeout)
+    timeout = rendezvous.start_timeout_or(start_timeout)
     resolver = rendezvous.within(
         connect_tpu,
         timeout=timeout,

@@ -23,7 +23,11 @@ _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|tpu):(\d+)", re.IGNORECASE)
 
 
 def choose(
-    facts: Facts, wish: int | tuple[str, ...] | None, *, keep_all: bool = False
+    facts: Facts,
+    wish: int | tuple[str, ...] | None,
+    *,
+    keep_all: bool = False,
+    place: tuple[int, int] = (0, 1),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the devices to use, and a remark for each one that needs it.
 
@@ -35,15 +39,17 @@ def choose(
         wish: how many devices, or their names.
         keep_all: leave out no GPU, because every worker must choose alike and
             cannot know how busy the others are; remark on it instead.
+        place: which this worker is of how many on this host. They share out its
+            GPUs in order, unless CUDA_VISIBLE_DEVICES gave each its own.
 
     Raises:
-        PlanError: the wish names what is not there.
+        PlanError: the wish names what is not there, or a worker has no GPU.
     """
     accelerators = by_name(facts)
     if isinstance(wish, tuple):
         return _named(wish, accelerators)
     tpus = [name for name, device in accelerators.items() if device.kind == "tpu"]
-    pool = tpus or list(accelerators)
+    pool = tpus or _own_gpus(facts, list(accelerators), place)
     if pool and wish is not None and wish > len(pool):
         raise PlanError(
             f"devices must be at most the {len(pool)} that this process can use "
@@ -54,7 +60,7 @@ def choose(
         return tuple(_cpu_names(wish or 1)), ()
     if tpus:
         return tuple(tpus[:wish]), ()
-    left_out = _left_out(accelerators)
+    left_out = _left_out({name: accelerators[name] for name in pool})
     if keep_all and wish is None:
         return _with_remarks(pool, accelerators)
     preferred = [name for name in pool if name not in left_out]
@@ -127,6 +133,24 @@ def are_cpus(names: Iterable[str]) -> bool:
 
 def _is_usable_gpu(device: Device) -> bool:
     return device.kind == "gpu" and device.visible_index is not None and device.mig != "parent"
+
+
+def _own_gpus(facts: Facts, gpus: list[str], place: tuple[int, int]) -> list[str]:
+    """Those of `gpus` that belong to one worker of several on this host.
+
+    Two workers on one GPU end in NCCL's "Duplicate GPU detected".
+    """
+    index, workers = place
+    if not gpus or workers < 2 or facts.visible_devices is not None:
+        return gpus
+    each = len(gpus) // workers
+    if each == 0:
+        raise PlanError(
+            f"Each of the {workers} workers on a host must have a GPU of its own. Received: "
+            f"{len(gpus)} ({', '.join(gpus)}). Start no more workers there than GPUs, or train on "
+            "CPUs with devices=['CPU:0']."
+        )
+    return gpus[index * each : (index + 1) * each]
 
 
 def _named(

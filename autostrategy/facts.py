@@ -151,6 +151,15 @@ class Cluster:
         return self.task_index + (0 if self.addresses("ps") else before)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Which this task is of how many workers on its host; (0, 1) where it is no worker."""
+        if self.rank is None or self.task_type == "evaluator":
+            return 0, 1
+        hosts = [address.rpartition(":")[0] for address in self.workers]
+        here = hosts[self.rank]
+        return hosts[: self.rank].count(here), hosts.count(here)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this task writes files and speaks for the cluster.
 

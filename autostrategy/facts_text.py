@@ -62,6 +62,21 @@ def launch(launch: Launch) -> str:
     return text
 
 
+def unmet(launch: Launch) -> str:
+    """What to know of processes before they have exchanged addresses."""
+    text = (
+        f"{launch.source} started {launch.world_size} processes, of which this is rank "
+        f"{launch.rank}. They know no addresses of each other: each would train on its own until "
+        "their addresses are exchanged, as autostrategy.fit and 'autostrategy run' do."
+    )
+    if launch.local_size == launch.world_size:
+        text += (
+            " All of them are on this host, where one process can train on all devices: start the "
+            "script once. If several must run, each is limited to its own share of the GPUs."
+        )
+    return text
+
+
 def _text(device: Device) -> str:
     parts = [device.name]
     if device.memory_bytes is not None:

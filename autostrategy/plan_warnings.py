@@ -65,12 +65,13 @@ def _shared_gpus(kind: StrategyKind, facts: Facts, devices: tuple[str, ...]) -> 
     cluster = facts.cluster
     if cluster is None or kind is not StrategyKind.MULTI_WORKER_MIRRORED:
         return ()
-    here = cluster.addresses(cluster.task_type)[cluster.task_index].rpartition(":")[0]
-    neighbours = sum(address.rpartition(":")[0] == here for address in cluster.workers)
-    if neighbours < 2 or not devices[0].startswith("GPU"):
+    _, workers = cluster.place
+    if workers < 2 or not devices[0].startswith("GPU"):
         return ()
-    # Two processes on one GPU end in NCCL's "Duplicate GPU detected".
+    here = cluster.addresses(cluster.task_type)[cluster.task_index].rpartition(":")[0]
+    if facts.visible_devices is None:
+        return (f"the {workers} workers on {here} share out its GPUs in order of their ranks",)
     return (
-        f"{neighbours} workers are on {here}: each must see GPUs of its own, "
+        f"{workers} workers are on {here}: each must see GPUs of its own, "
         "through CUDA_VISIBLE_DEVICES or srun --gpus-per-task",
     )

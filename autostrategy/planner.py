@@ -141,7 +141,10 @@ def _devices(facts: Facts, workload: Workload) -> tuple[tuple[str, ...], tuple[s
         return named_tpu, ()
     if wish is None and workload.strategy == StrategyKind.ONE_DEVICE.value:
         wish = 1
-    return device_selection.choose(facts, wish, keep_all=_training_cluster(facts) is not None)
+    cluster = _training_cluster(facts)
+    return device_selection.choose(
+        facts, wish, keep_all=cluster is not None, place=cluster.place if cluster else (0, 1)
+    )
 
 
 def _training_cluster(facts: Facts) -> Cluster | None:

@@ -1,6 +1,6 @@
 """probe(): look at this machine and its cluster, and say what is there.
 
-The only reader of os.environ. It imports no framework, opens no device and asks
+The only reader of the environment for facts. It imports no framework, opens no device and asks
 no network, save the metadata server of a machine that has TPU chips. So a process
 that has probed can still fork, choose its devices, or make a multi-worker
 strategy. Its order: host, GPUs, TPUs, cluster.
@@ -15,6 +15,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from autostrategy import facts_text
 from autostrategy.clusters import CLUSTER_PROBES
 from autostrategy.facts import Cluster, Facts, Launch
 from autostrategy.hardware import cuda_visibility, gce_metadata, host, nvidia, tpu
@@ -74,25 +75,10 @@ def _started(
         notes += each.notes(env, root)
         found = each.from_env(env, hostname, root)
         if isinstance(found, Launch):
-            notes.append(_warn_of(found))
+            notes.append(facts_text.unmet(found))
         if found is not None:
             return found, tuple(notes)
     return None, tuple(notes)
-
-
-def _warn_of(launch: Launch) -> str:
-    """No cluster is made of a launch yet, so its processes know nothing of each other."""
-    text = (
-        f"{launch.source} started {launch.world_size} processes, of which this is rank "
-        f"{launch.rank}. They know no addresses of each other: each would train on its own until "
-        "their addresses are exchanged."
-    )
-    if launch.local_size == launch.world_size:
-        text += (
-            " All of them are on this host, where one process can train on all devices: start the "
-            "script once. If several must run, each has to be limited to its own devices."
-        )
-    return text
 
 
 def _hostname(root: Path) -> str:

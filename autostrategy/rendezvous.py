@@ -9,6 +9,7 @@ Nothing is sent over these connections.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -20,8 +21,31 @@ from autostrategy.facts import Cluster
 
 Value = TypeVar("Value")
 
+# How long a task waits for the others to appear, in seconds.
+START_TIMEOUT_VARIABLE = "AUTOSTRATEGY_START_TIMEOUT"
+_START_TIMEOUT_SECONDS = 60.0
 _KNOCK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
+
+
+def start_timeout_or(given: float | None = None) -> float:
+    """Seconds to wait for other tasks: `given`, AUTOSTRATEGY_START_TIMEOUT, or 60.
+
+    Raises:
+        LaunchError: the variable holds no positive number.
+    """
+    if given is not None:
+        return given
+    text = os.environ.get(START_TIMEOUT_VARIABLE) or str(_START_TIMEOUT_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise LaunchError(
+            f"{START_TIMEOUT_VARIABLE} must be a positive number of seconds. Received: {text!r}."
+        )
+    return seconds
 
 
 def meet(cluster: Cluster, *, timeout: float, jobs: tuple[str, ...] | None = None) -> None:

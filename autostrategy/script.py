@@ -25,6 +25,10 @@ def join_cluster() -> None:
     from autostrategy import planner, prober
 
     facts = prober.probe()
+    if facts.launch is not None:
+        from autostrategy import exchange, rendezvous
+
+        facts = exchange.introduced(facts, timeout=rendezvous.start_timeout_or())
     cluster = facts.cluster
     if cluster is None or (cluster.world_size < 2 and not cluster.addresses("ps")):
         return

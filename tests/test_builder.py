@@ -155,22 +155,6 @@ def test_a_worker_that_never_started_is_named_in_time():
     assert "must start within 1 s" in text
 
 
-@pytest.mark.parametrize("text", ["soon", "-3", "0", "inf", "nan"])
-def test_a_start_timeout_that_is_no_time_is_refused(text, monkeypatch):
-    monkeypatch.setenv(builder.START_TIMEOUT_VARIABLE, text)
-
-    with pytest.raises(LaunchError, match=f"must be a positive number of seconds.*'{text}'"):
-        builder.start_timeout_or(None)
-
-
-def test_the_start_timeout_comes_from_the_call_then_the_environment_then_a_minute(monkeypatch):
-    monkeypatch.delenv(builder.START_TIMEOUT_VARIABLE, raising=False)
-    assert builder.start_timeout_or(None) == 60
-    monkeypatch.setenv(builder.START_TIMEOUT_VARIABLE, "2.5")
-    assert builder.start_timeout_or(None) == 2.5
-    assert builder.start_timeout_or(7.0) == 7.0
-
-
 def test_a_rehearsal_of_a_tpu_is_the_mirrored_strategy_of_its_cpus(four_cpus):
     rehearsed = builder.build(plan("tpu", "CPU:0", "CPU:1", virtual_cpus=2))
 

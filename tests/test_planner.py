@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from planning import BUSY, GIB, SERVERS, TWO_WORKERS, cluster, facts, gpu, reason, tpu
 
+from autostrategy.errors import PlanError
 from autostrategy.facts import DeviceProcess, TpuSlice
 from autostrategy.planner import RULES, StrategyKind, Workload, plan
 
@@ -277,11 +278,36 @@ def test_whole_gpus_are_used_before_mig_instances():
     assert plan(facts(gpu(0, mig="instance"), gpu(1), gpu(2))).devices == ("GPU:1", "GPU:2")
 
 
-def test_workers_on_one_host_are_told_to_share_out_its_gpus():
-    found = facts(gpu(0), cluster=cluster(worker="h1:1 h1:2 h2:1"))
+THREE_OF_WHICH_TWO_ARE_HERE = "h1:1 h2:1 h1:2"
 
-    assert any("2 workers are on h1" in text for text in plan(found).warnings)
-    assert not any("workers are on" in text for text in plan(found, devices=["CPU:0"]).warnings)
+
+@pytest.mark.parametrize(("index", "devices"), [(0, ("GPU:0", "GPU:1")), (2, ("GPU:2", "GPU:3"))])
+def test_workers_on_one_host_share_out_its_gpus(index, devices):
+    where = cluster(worker=THREE_OF_WHICH_TWO_ARE_HERE, task_index=index)
+
+    chosen = plan(facts(*map(gpu, range(5)), cluster=where))
+
+    assert chosen.devices == devices
+    assert "the 2 workers on h1 share out its GPUs in order of their ranks" in chosen.warnings
+    assert plan(facts(*map(gpu, range(5)), cluster=where), devices=1).devices == devices[:1]
+
+
+def test_gpus_that_the_environment_gave_a_worker_are_its_own():
+    where = cluster(worker=THREE_OF_WHICH_TWO_ARE_HERE)
+    chosen = plan(facts(gpu(0), gpu(1), cluster=where, visible_devices="2,3"))
+
+    assert chosen.devices == ("GPU:0", "GPU:1")
+    assert any(text.startswith("2 workers are on h1: each must see") for text in chosen.warnings)
+
+
+def test_more_workers_than_gpus_on_a_host_are_refused():
+    found = facts(gpu(0), cluster=cluster(worker=THREE_OF_WHICH_TWO_ARE_HERE))
+
+    with pytest.raises(PlanError, match=r"Each of the 2 workers .* Received: 1 \(GPU:0\)"):
+        plan(found)
+    assert not any(
+        "workers" in text and "h1" in text for text in plan(found, devices=["CPU:0"]).warnings
+    )
 
 
 def test_a_model_that_cannot_fit_is_said():

@@ -92,7 +92,8 @@ def test_processes_that_know_only_their_ranks_are_a_launch_with_a_warning(root):
     assert (facts.launch.source, facts.launch.rank, facts.launch.world_size) == ("Open MPI", 3, 4)
     assert facts.notes == (
         "Open MPI started 4 processes, of which this is rank 3. They know no addresses of each "
-        "other: each would train on its own until their addresses are exchanged.",
+        "other: each would train on its own until their addresses are exchanged, as "
+        "autostrategy.fit and 'autostrategy run' do.",
     )
     assert Facts.from_json(facts.to_json()) == facts
 

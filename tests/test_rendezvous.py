@@ -170,3 +170,19 @@ def test_a_task_can_listen_where_nobody_does():
 
         assert f"Received: {taken}, " in rendezvous.cannot_listen(taken)
     assert rendezvous.cannot_listen(free) is None
+
+
+@pytest.mark.parametrize("text", ["soon", "-3", "0", "inf", "nan"])
+def test_a_start_timeout_that_is_no_time_is_refused(text, monkeypatch):
+    monkeypatch.setenv(rendezvous.START_TIMEOUT_VARIABLE, text)
+
+    with pytest.raises(LaunchError, match=f"must be a positive number of seconds.*'{text}'"):
+        rendezvous.start_timeout_or(None)
+
+
+def test_the_start_timeout_comes_from_the_call_then_the_environment_then_a_minute(monkeypatch):
+    monkeypatch.delenv(rendezvous.START_TIMEOUT_VARIABLE, raising=False)
+    assert rendezvous.start_timeout_or(None) == 60
+    monkeypatch.setenv(rendezvous.START_TIMEOUT_VARIABLE, "2.5")
+    assert rendezvous.start_timeout_or(None) == 2.5
+    assert rendezvous.start_timeout_or(7.0) == 7.0

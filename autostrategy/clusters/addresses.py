@@ -37,7 +37,7 @@ _WAY_OUT = f"Set {PORT} to a port that is free on all hosts, or unset it."
 
 def port_of_one_task(env: Mapping[str, str], *, given: int = _ONE_PER_HOST) -> int:
     """The port of the only task on a host: AUTOSTRATEGY_PORT, else `given`."""
-    return _checked(_own_port(env) or given, most_tasks=1)
+    return _checked(own_port(env) or given, most_tasks=1)
 
 
 def first_port_of_job(env: Mapping[str, str], *, job: int, step: int, most_tasks: int) -> int:
@@ -52,7 +52,7 @@ def first_port_of_job(env: Mapping[str, str], *, job: int, step: int, most_tasks
     # 101 sets the steps of a job apart from the first steps of the next jobs,
     # which often share its hosts.
     slot = (job + 101 * step) % _SLOTS
-    return _checked(_own_port(env) or _FIRST_PORT + slot * _SLOT_PORTS, most_tasks=most_tasks)
+    return _checked(own_port(env) or _FIRST_PORT + slot * _SLOT_PORTS, most_tasks=most_tasks)
 
 
 def join(variable: str, host: str, port: int) -> str:
@@ -87,7 +87,8 @@ def parse(variable: str, text: str) -> str:
     return join(variable, host, int(port))
 
 
-def _own_port(env: Mapping[str, str]) -> int | None:
+def own_port(env: Mapping[str, str]) -> int | None:
+    """AUTOSTRATEGY_PORT, None where it is not set."""
     return variables.number(env, PORT, least=1, way_out=_WAY_OUT) if env.get(PORT) else None
 
 

@@ -43,6 +43,8 @@ _MVAPICH2 = ranks.RankVariables(
 _HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PALS = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
 
+SOURCES = ("Open MPI", "MVAPICH2", "MPICH", "Intel MPI", "Cray PALS")
+
 # Where a launcher's pod or host finds the hosts that mpirun will use.
 _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 

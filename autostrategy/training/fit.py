@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from autostrategy import builder, tensorflow_internals
+from autostrategy import builder, exchange, rendezvous, tensorflow_internals
 from autostrategy.facts import Facts
 from autostrategy.planner import Plan, StrategyKind
 from autostrategy.planner import plan as make_plan
@@ -87,7 +87,7 @@ def fit(
     chosen = strategy
     if not isinstance(chosen, Plan):
         chosen = make_plan(
-            facts or probe(),
+            exchange.introduced(facts or probe(), timeout=rendezvous.start_timeout_or()),
             strategy=strategy,
             devices=tuple(devices) if isinstance(devices, list) else devices,
             batch_size=batch_size,
@@ -123,7 +123,7 @@ def fit(
             arguments.get("validation_data"),
             arguments.get("callbacks"),
             cluster=chosen.cluster,
-            timeout=builder.start_timeout_or(),
+            timeout=rendezvous.start_timeout_or(),
             batch_size=arguments.get("validation_batch_size") or batch_size,
             steps=arguments.get("validation_steps"),
         )
